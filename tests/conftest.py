@@ -1,12 +1,10 @@
 """Shared inputs of the test suite. No network, no GPU; recorded vectors are used where a folder holds them."""
 
-import functools
 import gc
 import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # One thread for torch and numpy, here and in processes that tests start: the models are too small to share, and where every
@@ -14,8 +12,17 @@ from pathlib import Path
 # threads ask for theirs; the threads of our own kernels are not limited.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import numpy as np
+# Processes that tests start find the helpers and the attacks, too.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [
+        str(Path(__file__).parent),
+        str(Path(__file__).parents[1] / "fuzz"),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
+)
+
 import pytest
+from helpers.simd import SIMD_LEVELS, at_level, available_levels
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("octavo", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
@@ -120,31 +127,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-SIMD_LEVELS = ("scalar", "avx2", "avx512")
-
-
-@contextmanager
-def at_level(name: str):
-    """Force one SIMD level; ValueError for one that this machine lacks."""
-    from octavo import _core
-
-    _core.force_simd(name)
-    try:
-        yield
-    finally:
-        _core.force_simd(os.environ.get("OCTAVO_SIMD") or None)
-
-
-@functools.cache
-def available_levels() -> list[str]:
-    """SIMD levels of this machine: tests whose inputs or wanted results take time to make try all of them in one go."""
-    found = []
-    for name in SIMD_LEVELS:
-        with suppress(ValueError), at_level(name):
-            found.append(name)
-    return found
-
-
 @pytest.fixture(params=SIMD_LEVELS)
 def simd(request):
     """Force one SIMD level; a level this machine lacks skips."""
@@ -152,28 +134,3 @@ def simd(request):
         pytest.skip(f"no {request.param} on this machine")
     with at_level(request.param):
         yield request.param
-
-
-def sample(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
-    """Finite float32 values of one kind: where formats round, tie, carry, saturate and underflow."""
-    n = int(np.prod(shape))
-    if kind == "normal":
-        x = rng.standard_normal(n)
-    elif kind == "wide":  # every binade of float32, subnormals included
-        x = rng.uniform(1, 2, n) * np.exp2(rng.uniform(-149, 127, n)) * rng.choice([-1, 1], n)
-    elif kind == "grid":  # multiples of a power of two: exact values and ties
-        x = rng.integers(-600, 600, n) * np.exp2(rng.integers(-6, 1))
-    elif kind == "powers":
-        x = np.exp2(rng.integers(-20, 20, n)) * rng.choice([-1.5, -1.0, -0.75, 0.75, 1.0, 1.5, 1.9999999], n)
-    elif kind == "tiny":
-        x = rng.integers(-40, 40, n) * 2.0**-149
-    elif kind == "huge":
-        x = rng.uniform(-1, 1, n) * 3.4e38
-    elif kind == "sparse":
-        x = rng.standard_normal(n) * (rng.random(n) < 0.1)
-    else:
-        raise ValueError(kind)
-    return x.astype(np.float32).reshape(shape)
-
-
-KINDS = ["normal", "wide", "grid", "powers", "tiny", "huge", "sparse"]

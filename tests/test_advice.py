@@ -17,6 +17,7 @@ from pathlib import Path
 import octavo
 import pytest
 import torch
+from helpers.models import transformer
 from octavo import FormatError, KernelError, Recipe, UnusedLayerWarning
 from octavo.recipe import Rule
 from octavo.recipe.spec import METHODS, ROLES
@@ -206,12 +207,6 @@ def proposed(message: str) -> list[str]:
     return re.findall(r"'([^']+)'", message.split("did you mean")[1])
 
 
-def bert():
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128}
-    return transformers.BertModel(transformers.BertConfig(vocab_size=50, **sizes)).eval()
-
-
 @pytest.mark.parametrize("name", NEAREST)
 def test_a_name_that_others_use_is_answered_with_the_nearest_text(name):
     for read in (octavo.Format, lambda text: Recipe.parse(f"type:Linear {text}"), lambda text: Recipe.parse(text)):
@@ -227,7 +222,7 @@ def test_every_text_that_is_proposed_for_a_foreign_name_works():
         assert octavo.encode(x, text).decode().shape == x.shape, text
         with pytest.raises(FormatError):
             octavo.Format("no" + text)
-    model, ids = bert(), [torch.randint(50, (4, 8))]
+    model, ids = transformer("BertModel", layers=1, inner=128), [torch.randint(50, (4, 8))]
     for recipe in sorted({recipe for _, recipe in foreign_names._RECIPES}):
         layers = f"type:Linear {recipe}"
         packed = octavo.pack_model(octavo.quantize_model(model, layers, calibration=ids, progress=False))
@@ -401,18 +396,11 @@ def test_the_rule_of_strict_mode_and_of_writes_into_weights_is_taken():
     call(octavo.quantize_model(Reads(write=True), f"mxint8; {rule}", progress=False), x)
 
 
-def vit():
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    config = transformers.ViTConfig(image_size=16, patch_size=8, **sizes)
-    return transformers.ViTForImageClassification(config).eval()
-
-
 @pytest.mark.parametrize(
     "selector", ["last:vit.layers.**", "last:**.q_proj", "first:**.attention.**", "last:classifier", "type:*.q_proj"]
 )
 def test_a_path_where_a_type_stands_is_written_as_a_path(selector):
-    model = vit()
+    model = transformer("ViTForImageClassification")
     with pytest.raises(FormatError, match="a path is written") as error:
         Recipe.parse(f"{selector} int8").plan(model)
     written = re.search(r"a path is written '(.+?)'", str(error.value))[1]
@@ -426,7 +414,7 @@ def test_a_path_where_a_type_stands_is_written_as_a_path(selector):
 
 @pytest.mark.parametrize("selector", ["vit.layers", "vit", "*.q_proj", "vit.layrs.0", "wieght"])
 def test_hints_for_paths_that_select_nothing_select_something(selector):
-    model = vit()
+    model = transformer("ViTForImageClassification")
     with pytest.raises(FormatError, match="matches no layer") as error:
         Recipe.parse(f"{selector} int8").plan(model)
     message = str(error.value)

@@ -5,8 +5,6 @@ import itertools
 import json
 import math
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,25 +13,14 @@ import numpy as np
 import octavo
 import pytest
 import torch
+from helpers import core_stub
+from helpers.processes import python
 from octavo import Format, InternalError, _core, settings
 from octavo.ops import codec as ops_module
 from octavo.tensors import container as container_module
 
 PACKAGE = Path(octavo.__file__).resolve().parent
 HUGE = 2**62
-
-
-def python(code, timeout=60, **environment):
-    """Run code in a fresh interpreter that finds this package; returns the finished process."""
-    path = os.pathsep.join([str(Path(octavo.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        env={**os.environ, "PYTHONPATH": path, **environment},
-    )
 
 
 # -------------------------------------------------------------------------------------------------------------- garbage
@@ -67,8 +54,8 @@ def exported(module):
 
 
 SAFE = {
-    "formats": _core.formats,
-    "force_simd": _core.force_simd,
+    **{name: getattr(_core, name) for name in core_stub.functions() if not core_stub.takes_addresses(name)},
+    "_huge_pages": _core._huge_pages,
     "Format": _core.Format,
     "Format.parse": _core.Format.parse,
     "Format.bits_per_element": _core.Format("mxint8").bits_per_element,
@@ -78,14 +65,6 @@ SAFE = {
     "Format._marks": _core.Format("nvfp4")._marks,
     "Format.values": _core.Format("e4m3").values,
     "Format.__eq__": _core.Format("e4m3").__eq__,
-    "_cuda_archs": _core._cuda_archs,
-    "_cuda_configure": _core._cuda_configure,
-    "_cuda_devices": _core._cuda_devices,
-    "_cuda_info": _core._cuda_info,
-    "_cuda_prebuild": _core._cuda_prebuild,
-    "_cuda_programs": _core._cuda_programs,
-    "_cuda_warmup": _core._cuda_warmup,
-    "_huge_pages": _core._huge_pages,
 }
 
 
@@ -109,85 +88,16 @@ def test_garbage_to_the_core_raises_an_exception(name):
         assert_exception(call, *two)
 
 
-def test_every_export_of_the_core_is_known_here():
-    """A new export comes with its place in these tests."""
-    raw = {
-        "_adamw",
-        "_add_outer_products",
-        "_decode",
-        "_digest",
-        "_encode",
-        "_factor",
-        "_feed_back",
-        "_fit_scales",
-        "_gptq_block",
-        "_huge_pages",
-        "_integer_linear",
-        "_linear_kernel",
-        "_losses",
-        "_pack",
-        "_packed_embedding",
-        "_packed_linear",
-        "_pass_marked",
-        "_quantize",
-        "_quantize_backward",
-        "_rounded_kernel",
-        "_rounded_linear",
-        "_sparse_compress",
-        "_sparse_count",
-        "_sparse_expand",
-        "_sparse_kernel",
-        "_sparse_linear",
-        "_sparse_starts",
-        "_sparse_takes",
-        "_take_squares",
-        "_unpack",
-        "_use_openmp",
-        "_BytePairs",
-        "_CharTokenizer",
-        "_ContainerReader",
-        "_ContainerWriter",
-        "_Decoder",
-        "_EncodedIds",
-        "_Encoder",
-        "_Engine",
-        "_EngineStream",
-        "_Generation",
-        "_KnownWeight",
-        "_MergeLearner",
-        "_PieceCounts",
-        "_PolynomialStream",
-        "_polynomial_expand",
-        "_polynomial_kind",
-    }
-    cuda = {
-        "_cuda_archs",
-        "_cuda_configure",
-        "_cuda_decode",
-        "_cuda_devices",
-        "_cuda_encode",
-        "_cuda_info",
-        "_cuda_int8_gemm",
-        "_cuda_int8_gemm_scratch",
-        "_cuda_integer_linear",
-        "_cuda_integer_linear_scratch",
-        "_cuda_linear_kernel",
-        "_cuda_packed_linear",
-        "_cuda_packed_linear_scratch",
-        "_cuda_prebuild",
-        "_cuda_programs",
-        "_cuda_quantize",
-        "_cuda_quantize_backward",
-        "_cuda_scratch",
-        "_cuda_seq2seq_decode",
-        "_cuda_seq2seq_encode",
-        "_cuda_seq2seq_scratch",
-        "_cuda_warmup",
-    }
-    plain = {"Format", "debug_build", "force_simd", "formats", "num_threads", "set_num_threads", "simd_level"}
-    names = {name for name in dir(_core) if not name.startswith("__")}
-    assert names == raw | cuda | plain
+def test_the_stub_has_the_names_of_the_core():
+    names = {name for name in dir(_core) if not name.startswith("__")} | {"__version__"}
+    assert core_stub.names() == names and core_stub.listed() == sorted(names)
     assert _core.formats() and _core.num_threads() >= 1 and _core.simd_level() in ("scalar", "avx2", "avx512")
+
+
+def test_every_function_that_takes_addresses_has_an_example_here():
+    """All others are called with garbage, and those of CUDA take their addresses where a device is."""
+    names = {name for name in core_stub.functions() if core_stub.takes_addresses(name) and "_cuda" not in name}
+    assert names == RAW.keys() | {"_digest", "_huge_pages", "_use_openmp"}
 
 
 @pytest.mark.parametrize("value", [None, True, -1, 257, 1025, 2**31, 2**64, math.nan, "4", b"4", [], object()])
@@ -247,30 +157,8 @@ def test_addresses_of_a_digest_that_are_none_are_refused():
 def test_garbage_in_one_argument_of_a_raw_function_raises_an_exception(name):
     """All other arguments are valid but for null addresses, so that nothing is ever read or written."""
     call, good = getattr(_core, name), RAW[name]
-    addresses = {
-        "_adamw": (2, 3, 4, 5),
-        "_encode": (4, 5),
-        "_decode": (4, 5),
-        "_quantize": (4, 5),
-        "_quantize_backward": (4, 5, 6, 9),
-        "_pass_marked": (3, 4, 5),
-        "_packed_linear": (5, 6, 7, 8),
-        "_integer_linear": (6, 7, 8, 9, 10),
-        "_packed_embedding": (2, 5, 6),
-        "_sparse_count": (3,),
-        "_sparse_compress": (4, 5),
-        "_sparse_expand": (5, 6),
-        "_sparse_linear": (5, 6, 7, 8, 9),
-        "_gptq_block": tuple(range(5, 12)),
-        "_fit_scales": (4, 5, 8),
-        "_add_outer_products": (2, 3),
-        "_factor": (1,),
-        "_feed_back": (4, 5, 6),
-        "_losses": (2, 3, 4, 6),
-        "_take_squares": (2, 4),
-    }.get(name, (3, 4))
     for position in range(len(good)):
-        if position in addresses:
+        if position in core_stub.address_positions(name):
             continue
         for wrong in [*GARBAGE, [HUGE, HUGE], [2**32, 2**32], [-1], [2**64], 99, "ceil", "mse", "saturate", "nan"]:
             if isinstance(wrong, list) and wrong and wrong[0] == 0:

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-FUZZ = Path(__file__).parent / "attacks" / "fuzz.py"
+CAMPAIGN = Path(__file__).parents[1] / "fuzz" / "attacks" / "campaign.py"
 KINDS = (
     "saved-bert", "saved-module", "recipe-model", "pack", "compress", "classifier", "run", "container", "recipes",
     "seq2seq", "gpt", "lora", "journal",
@@ -21,7 +21,7 @@ def campaign(kind, count):
     """Run a campaign in a process of its own and return what it says."""
     path = os.pathsep.join(sys.path)
     ran = subprocess.run(
-        [sys.executable, FUZZ, kind, "--count", str(count)],
+        [sys.executable, CAMPAIGN, kind, "--count", str(count)],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": path},

@@ -13,6 +13,8 @@ from types import SimpleNamespace
 import octavo
 import pytest
 import torch
+from helpers.files import contents, entry_names
+from helpers.ptrace import needed, sweep
 from octavo.cli import app
 from octavo.data import CharTokenizer
 from octavo.lab.classifiers import Classifier, ClassifierConfig
@@ -29,7 +31,6 @@ from octavo.search.journal import NAME, Journal
 from octavo.storage import files, folders
 from octavo.tensors import container
 from octavo.train import checkpoint, read_metrics, seed_all, strip_timings
-from ptrace import needed, sweep
 from torch import nn
 from train.tiny import run as train
 from typer.testing import CliRunner
@@ -44,21 +45,13 @@ def most(request):
     return request.param
 
 
-def content(folder):
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-
-def entries(folder):
-    return sorted(entry.name for entry in folder.iterdir())
-
-
 def swept(tmp_path, most, name, write, old, new):
     """Sweep ``write``, by which the folder ``old`` made becomes what ``new`` makes, with a file of the user in it."""
     target = tmp_path / "work" / name
     states = []
     for make in (old, new):
         make()
-        states.append({**content(target), "mine/notes.txt": b"mine"})
+        states.append({**contents(target), "mine/notes.txt": b"mine"})
         shutil.rmtree(target)
 
     def prepare():
@@ -68,10 +61,10 @@ def swept(tmp_path, most, name, write, old, new):
         (target / "mine" / "notes.txt").write_bytes(b"mine")
 
     def check():
-        assert content(target) in states
+        assert contents(target) in states
         write()
-        assert content(target) == states[1]
-        assert entries(target.parent) == [name]
+        assert contents(target) == states[1]
+        assert entry_names(target.parent) == [name]
 
     return sweep(write, check, prepare=prepare, most=most)
 
@@ -88,7 +81,7 @@ def test_a_file_is_the_old_or_the_new_one(tmp_path):
     def check():
         assert path.read_bytes() in (b"old", b"new" * 100_000)
         work()
-        assert entries(tmp_path) == ["file"]
+        assert entry_names(tmp_path) == ["file"]
 
     assert sweep(work, check, prepare=lambda: path.write_bytes(b"old")) >= 5
 
@@ -109,7 +102,7 @@ def test_a_container_is_the_old_or_the_new_one(tmp_path, there):
         if path.exists():
             assert len(octavo.load(path)) in ((1, 2) if there else (2,))
         work()
-        assert entries(tmp_path) == ["a.safetensors"]
+        assert entry_names(tmp_path) == ["a.safetensors"]
 
     assert sweep(work, check, prepare=prepare) >= 6
 
@@ -142,8 +135,8 @@ def test_a_folder_is_the_old_or_the_new_one(tmp_path, monkeypatch, exchange, mos
 
     def check():
         files.sweep(target.parent)
-        assert entries(target.parent) == ["model"] and len(set(map(len, content(target).values()))) == 1
-        assert entries(target) in (
+        assert entry_names(target.parent) == ["model"] and len(set(map(len, contents(target).values()))) == 1
+        assert entry_names(target) in (
             ["config.json", "model.safetensors", "new.json"],
             ["config.json", "model.safetensors", "old.json"],
         )
@@ -166,7 +159,7 @@ def test_a_folder_that_cannot_be_exchanged_has_one_model_or_no_weights(tmp_path,
         weights = found.pop("model.safetensors", None)
         assert weights is None or set(found.values()) == {weights}
         fill(target, "new")
-        assert entries(target) == ["config.json", "model.safetensors", "new.json"]
+        assert entry_names(target) == ["config.json", "model.safetensors", "new.json"]
 
     assert sweep(lambda: fill(target, "new"), check, prepare=prepare, most=most) >= LEAST
 
@@ -276,7 +269,7 @@ def test_a_compressed_model_has_its_own_report(tmp_path, monkeypatch, most):
     killed = swept(
         tmp_path, most, "small", lambda: compress("nf4"), lambda: compress("mxint8"), lambda: compress("nf4")
     )
-    assert killed >= LEAST and not any(name.endswith(files.TEMPORARY) for name in entries(tmp_path / "temporary"))
+    assert killed >= LEAST and not any(name.endswith(files.TEMPORARY) for name in entry_names(tmp_path / "temporary"))
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -295,14 +288,14 @@ def state_of(run):
 @pytest.mark.alone
 def test_a_run_ends_with_the_same_bits_and_leaves_nothing_behind(tmp_path, most):
     train(tmp_path / "whole", **SHORT)
-    expected, names = state_of(tmp_path / "whole"), sorted(content(tmp_path / "whole"))
+    expected, names = state_of(tmp_path / "whole"), sorted(contents(tmp_path / "whole"))
     run = tmp_path / "run"
 
     def check():
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # a damaged checkpoint would be passed over with a warning
             train(run, **SHORT)
-        assert state_of(run) == expected and sorted(content(run)) == names
+        assert state_of(run) == expected and sorted(contents(run)) == names
 
     killed = sweep(
         lambda: train(run, **SHORT), check, prepare=lambda: shutil.rmtree(run, ignore_errors=True), most=most
@@ -333,7 +326,7 @@ def test_a_study_ends_with_the_same_results_and_leaves_nothing_behind(tmp_path, 
     def results(folder):
         records = [json.loads(line) for line in (folder / NAME).read_text().splitlines()]
         told = [(record["id"], record["result"]) for record in records]
-        return told, (folder / studies.CSV).read_bytes(), sorted(content(folder))
+        return told, (folder / studies.CSV).read_bytes(), sorted(contents(folder))
 
     work(tmp_path / "whole")
     expected, run = results(tmp_path / "whole"), tmp_path / "run"

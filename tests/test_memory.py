@@ -1,10 +1,9 @@
 """Memory that cannot be had is a MemoryError that says how much, and work buffers stay small beside inputs and outputs."""
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from helpers.processes import python
 
 resource = pytest.importorskip("resource")
 
@@ -23,9 +22,8 @@ LIMITED = """
 """
 
 
-def run(body):
-    code = textwrap.dedent(LIMITED) + textwrap.dedent(body)
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+def limited(body):
+    return python(textwrap.dedent(LIMITED) + textwrap.dedent(body), timeout=300)
 
 
 CALLS = {
@@ -45,7 +43,7 @@ CALLS = {
 @pytest.mark.parametrize("what", CALLS)
 def test_memory_that_is_short_is_an_error_with_its_bytes(what):
     """The limit is raised step by step, so that each allocation in turn is the one that fails."""
-    done = run(
+    done = limited(
         f"""
         {CALLS[what]}
         outcomes = set()
@@ -76,7 +74,7 @@ def test_memory_that_is_short_is_an_error_with_its_bytes(what):
 @pytest.mark.parametrize("text", ["mxint8", "fp32", "int8:channel"])
 def test_many_rows_need_little_beside_their_result(text):
     """A million rows of 32 inputs: work buffers are those of some thousand rows."""
-    done = run(
+    done = limited(
         f"""
         w, x = small({text!r}, 256, 32), torch.randn(1_000_000, 32).bfloat16()
         packed_linear(x[:5000], w)  # threads and tables

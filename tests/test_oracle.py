@@ -1,6 +1,7 @@
 """The oracle against recorded outputs of others, values worked out by hand, exact arithmetic and known error figures.
 
-Vectors are found below ``OCTAVO_TEST_SHARED``, else below ``../shared`` of the repository. Where a recorded case
+Vectors of the OCP formats are in ``conformance``; those of other programs are found below ``OCTAVO_TEST_SHARED``, else
+below ``../shared`` of the repository. Where a recorded case
 follows another rule than FORMATS.md, a table here names the case and the reason, and the test holds what remains true.
 """
 
@@ -11,10 +12,11 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-import oracle
+import ocp_mx
 import pytest
-from oracle import EXAMPLES, decode, encode, parse, quantize
-from quick import spread
+from helpers import oracle
+from helpers.oracle import EXAMPLES, decode, encode, parse, quantize
+from helpers.quick import spread
 
 VECTORS = Path(os.environ.get("OCTAVO_TEST_SHARED", Path(__file__).resolve().parents[2] / "shared")) / "vectors"
 F32_MAX = oracle.F32_MAX
@@ -74,22 +76,18 @@ def at_tie(x, q, other):
 # --------------------------------------------------------------------------------------------------------------- OCP MX
 
 
-@pytest.mark.parametrize("name", ["fp8_e5m2", "fp8_e4m3", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1", "int8"])
-def test_mx_formats_equal_the_ocp_model(name):
-    """Scale codes, element codes and values. Deviation: the model writes code -0, FORMATS.md has one code of zero."""
-    arrays, index = recorded("ocp", "ocp_mx.npz")
-    cases = {key: case for key, case in index.items() if case["format"] == name}
-    assert len(cases) == 7
-    text = MX[name]
-    width = parse(text).width
-    for key, case in cases.items():
-        encoded = encode(arrays[case["input"]], text)
-        np.testing.assert_array_equal(encoded.scales.ravel(), arrays[key + "__scale_u8"], err_msg=key)
-        codes = arrays[key + "__code_u8"].astype(int) & (2**width - 1)
-        if name != "int8":
+@pytest.mark.parametrize("text", ocp_mx.ELEMENTS)
+def test_mx_formats_equal_the_ocp_definition(text):
+    """Scale codes, element codes and values. Deviation: the definition has code -0, FORMATS.md has one code of zero."""
+    vectors, width = ocp_mx.recorded(), parse(text).width
+    for case in ocp_mx.recorded_cases():
+        encoded = encode(vectors[f"inputs.{case}"], text)
+        np.testing.assert_array_equal(encoded.scales.ravel(), vectors[f"{text}.{case}.scales"], err_msg=case)
+        codes = vectors[f"{text}.{case}.codes"].astype(int)
+        if text != "mxint8":
             codes[codes == 2 ** (width - 1)] = 0
-        np.testing.assert_array_equal(encoded.codes, codes, err_msg=key)
-        assert_same(decode(encoded, text), arrays[key], key)
+        np.testing.assert_array_equal(encoded.codes, codes, err_msg=case)
+        assert_same(decode(encoded, text), vectors[f"{text}.{case}.values"], case)
 
 
 # --------------------------------------------------------------------------------------------------------- microxcaling

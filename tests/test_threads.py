@@ -1,17 +1,16 @@
 """Threads of the core: right answers whoever calls, forks or ends meanwhile, and no work while nobody calls."""
 
 import os
-import subprocess
-import sys
 import threading
 import time
 
 import octavo
 import pytest
 import torch
+from helpers.processes import python
+from helpers.quick import spread
 from octavo import _core
 from octavo.ops.linear import packed_linear
-from quick import spread
 
 WATCHDOG_S = 30
 
@@ -89,10 +88,6 @@ def test_callers_at_once_have_the_bits_of_one_thread():
         caller.join()
     _core.set_num_threads(0)
     assert not errors
-
-
-def python(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("threads", spread([1, 4], 2))

@@ -94,8 +94,10 @@ __all__ = [
     "simd_level",
 ]
 
-_Parts: TypeAlias = tuple[int, int, int, int]
-_Span: TypeAlias = tuple[int, int]
+_Address: TypeAlias = int
+_Parts: TypeAlias = tuple[_Address, _Address, _Address, _Address]
+_Span: TypeAlias = tuple[_Address, int]
+_Bias: TypeAlias = tuple[_Address, int]
 
 __version__: str
 debug_build: bool
@@ -154,57 +156,59 @@ def formats() -> list[str]: ...
 def simd_level() -> str: ...
 def force_simd(level: str | None) -> None: ...
 def num_threads() -> int: ...
-def _use_openmp(parallel: int) -> None: ...
-def _huge_pages(address: int, bytes: int) -> bool: ...
+def _use_openmp(parallel: _Address) -> None: ...
+def _huge_pages(address: _Address, bytes: int) -> bool: ...
 def set_num_threads(threads: int) -> None: ...
 def _encode(
     format: Format,
     dtype_code: int,
     shape: Sequence[SupportsIndex],
     axis: SupportsIndex,
-    x: int,
+    x: _Address,
     out: _Parts,
     rule: str,
     nonfinite: str,
     given: _Parts | None,
 ) -> None: ...
-def _digest(parts: Sequence[tuple[int, int]]) -> str: ...
+def _digest(parts: Sequence[_Span]) -> str: ...
 def _decode(
-    format: Format, dtype_code: int, shape: Sequence[SupportsIndex], axis: SupportsIndex, parts: _Parts, out: int
+    format: Format, dtype_code: int, shape: Sequence[SupportsIndex], axis: SupportsIndex, parts: _Parts, out: _Address
 ) -> None: ...
 def _quantize(
     format: Format,
     dtype_code: int,
     shape: Sequence[SupportsIndex],
     axis: SupportsIndex,
-    x: int,
-    out: int,
+    x: _Address,
+    out: _Address,
     rule: str,
     given: _Parts | None,
     look: bool = ...,
-    marks: int = ...,
+    marks: _Address = ...,
 ) -> bool: ...
 def _adamw(
     format: Format | None,
     count: int,
-    weights: int,
-    gradients: int,
-    first: tuple[int, int],
-    second: tuple[int, int],
+    weights: _Address,
+    gradients: _Address,
+    first: tuple[_Address, _Address],
+    second: tuple[_Address, _Address],
     step: tuple[float, float, float, float, float, float],
 ) -> None: ...
-def _pass_marked(format: Format, dtype_code: int, count: int, grad: int, marks: int, out: int) -> None: ...
+def _pass_marked(
+    format: Format, dtype_code: int, count: int, grad: _Address, marks: _Address, out: _Address
+) -> None: ...
 def _quantize_backward(
     format: Format,
     dtype_code: int,
     shape: Sequence[SupportsIndex],
     axis: SupportsIndex,
-    grad: int,
-    x: int,
-    out: int,
+    grad: _Address,
+    x: _Address,
+    out: _Address,
     rule: str,
     given: _Parts | None,
-    scale_grad: int,
+    scale_grad: _Address,
 ) -> None: ...
 def _gptq_block(
     format: Format,
@@ -212,32 +216,36 @@ def _gptq_block(
     rows: int,
     columns: int,
     groups: int,
-    values: int,
-    errors: int,
-    feedback: int,
-    weights: int,
-    column_groups: int,
-    loss: int,
-    scales: tuple[int, int, float],
+    values: _Address,
+    errors: _Address,
+    feedback: _Address,
+    weights: _Address,
+    column_groups: _Address,
+    loss: _Address,
+    scales: tuple[_Address, _Address, float],
 ) -> None: ...
 def _fit_scales(
     format: Format,
     rows: int,
     k: int,
     groups: int,
-    x: int,
-    weights: int,
+    x: _Address,
+    weights: _Address,
     power: float,
     iterations: int,
-    scales: tuple[int, int, float],
+    scales: tuple[_Address, _Address, float],
 ) -> None: ...
-def _add_outer_products(rows: int, k: int, x: int, sums: int) -> None: ...
-def _factor(k: int, h: int) -> bool: ...
-def _feed_back(rows: int, k: int, start: int, columns: int, values: int, errors: int, feedback: int) -> None: ...
-def _losses(rows: int, k: int, errors: int, feedback: int, costs: int, damping: float, loss: int) -> None: ...
-def _take_squares(rows: int, k: int, errors: int, factor: float, loss: int) -> None: ...
-def _pack(width: int, rows: int, k: int, codes: int, out: int) -> None: ...
-def _unpack(width: int, rows: int, k: int, packed: int, out: int) -> None: ...
+def _add_outer_products(rows: int, k: int, x: _Address, sums: _Address) -> None: ...
+def _factor(k: int, h: _Address) -> bool: ...
+def _feed_back(
+    rows: int, k: int, start: int, columns: int, values: _Address, errors: _Address, feedback: _Address
+) -> None: ...
+def _losses(
+    rows: int, k: int, errors: _Address, feedback: _Address, costs: _Address, damping: float, loss: _Address
+) -> None: ...
+def _take_squares(rows: int, k: int, errors: _Address, factor: float, loss: _Address) -> None: ...
+def _pack(width: int, rows: int, k: int, codes: _Address, out: _Address) -> None: ...
+def _unpack(width: int, rows: int, k: int, packed: _Address, out: _Address) -> None: ...
 
 # A bias is its address and dtype code; 3 is int32. Ids and input scales are an address and a number of elements.
 def _packed_linear(
@@ -246,10 +254,10 @@ def _packed_linear(
     m: int,
     n: int,
     k: int,
-    x: int,
+    x: _Address,
     parts: _Parts,
-    bias: tuple[int, int] | None,
-    out: int,
+    bias: _Bias | None,
+    out: _Address,
 ) -> None: ...
 def _rounded_linear(
     format: Format,
@@ -259,19 +267,19 @@ def _rounded_linear(
     m: int,
     n: int,
     k: int,
-    x: int,
+    x: _Address,
     parts: _Parts,
     given: _Parts | None,
-    bias: tuple[int, int] | None,
-    out: int,
+    bias: _Bias | None,
+    out: _Address,
 ) -> None: ...
 
 # Sparse codes are the address and bytes of the codes, and the addresses of the bitmap and of the starts of panels.
 def _sparse_takes(format: Format) -> bool: ...
-def _sparse_count(width: int, rows: int, k: int, codes: int) -> int: ...
-def _sparse_compress(width: int, rows: int, k: int, nonzero: int, codes: int, out: _Span) -> None: ...
-def _sparse_starts(rows: int, k: int, nonzero: int, bitmap: int, out: int) -> None: ...
-def _sparse_expand(width: int, rows: int, k: int, first: int, some: int, codes: _Parts, out: int) -> None: ...
+def _sparse_count(width: int, rows: int, k: int, codes: _Address) -> int: ...
+def _sparse_compress(width: int, rows: int, k: int, nonzero: int, codes: _Address, out: _Span) -> None: ...
+def _sparse_starts(rows: int, k: int, nonzero: int, bitmap: _Address, out: _Address) -> None: ...
+def _sparse_expand(width: int, rows: int, k: int, first: int, some: int, codes: _Parts, out: _Address) -> None: ...
 def _sparse_kernel(format: Format, m: int, n: int, k: int) -> str | None: ...
 def _sparse_linear(
     format: Format,
@@ -279,11 +287,11 @@ def _sparse_linear(
     m: int,
     n: int,
     k: int,
-    x: int,
+    x: _Address,
     codes: _Parts,
     parts: _Parts,
-    bias: tuple[int, int] | None,
-    out: int,
+    bias: _Bias | None,
+    out: _Address,
 ) -> None: ...
 
 @final
@@ -308,14 +316,14 @@ def _integer_linear(
     m: int,
     n: int,
     k: int,
-    x: int,
+    x: _Address,
     parts: _Parts,
     input_scales: _Span | None,
-    bias: tuple[int, int] | None,
-    out: int,
+    bias: _Bias | None,
+    out: _Address,
 ) -> None: ...
 def _packed_embedding(
-    format: Format, dtype_code: int, ids: _Span, rows: int, width: int, parts: _Parts, out: int
+    format: Format, dtype_code: int, ids: _Span, rows: int, width: int, parts: _Parts, out: _Address
 ) -> None: ...
 def _rounded_kernel(format: Format, input_format: Format, m: int, n: int, k: int) -> str: ...
 def _linear_kernel(format: Format, input_format: Format | None, m: int, n: int, k: int, dtype_code: int = 0) -> str: ...
@@ -607,10 +615,10 @@ class _EngineStream:
     def push(self, bytes: bytes | None) -> None: ...
     def run(self) -> tuple[int, bytes, list[tuple[int, str]]]: ...
 
-_Memory = tuple[int, int]
-_FourParts = tuple[_Memory, _Memory, _Memory, _Memory]
-_Place = tuple[int, int]
-_Rows = tuple[int, int, int]
+_Memory: TypeAlias = tuple[_Address, int]
+_FourParts: TypeAlias = tuple[_Memory, _Memory, _Memory, _Memory]
+_Place: TypeAlias = tuple[int, int]
+_Rows: TypeAlias = tuple[int, int, int]
 
 def _cuda_scratch(format: Format, rows: int, k: int) -> tuple[int, bool]: ...
 def _cuda_encode(

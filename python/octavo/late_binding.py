@@ -19,7 +19,7 @@ _loaded: dict[str, Any] = {}
 
 def parts_on_demand(package: str, path: Iterable[str]) -> Callable[[str], ModuleType]:
     """Return the ``__getattr__`` of a package: a part of it is imported when it is first asked for."""
-    parts = {found.name for found in iter_modules(path)}
+    parts = {module.name for module in iter_modules(path)}
 
     def part(name: str) -> ModuleType:
         if name not in parts:

@@ -67,25 +67,25 @@ def start() -> None:
 
 def _is_command() -> bool:
     """Whether this process is the command ``octavo``, or ``python -m octavo``."""
-    given = sys.orig_argv[1:]
-    if "-m" in given[:-1]:
-        return given[given.index("-m") + 1].partition(".")[0] == "octavo"
+    arguments = sys.orig_argv[1:]
+    if "-m" in arguments[:-1]:
+        return arguments[arguments.index("-m") + 1].partition(".")[0] == "octavo"
     return os.path.basename(sys.argv[0] if sys.argv else "").partition(".")[0] == "octavo"
 
 
-def _shown(given: str) -> str:
+def _shown(text: str) -> str:
     """Return a value for a message: one line of reasonable length."""
-    return repr(given if len(given) <= 40 else given[:40] + "...")
+    return repr(text if len(text) <= 40 else text[:40] + "...")
 
 
-def _threads(given: str) -> int:
+def _threads(text: str) -> int:
     """Return a number of threads from its text. Raises SettingError."""
     accepted = f"accepted are 0 (all cores) to {MAX_THREADS}"
-    if not (given.isascii() and given.isdigit()):
-        raise SettingError(f"OCTAVO_NUM_THREADS={_shown(given)}: not a number; {accepted}")
-    digits = given.lstrip("0") or "0"
+    if not (text.isascii() and text.isdigit()):
+        raise SettingError(f"OCTAVO_NUM_THREADS={_shown(text)}: not a number; {accepted}")
+    digits = text.lstrip("0") or "0"
     if len(digits) > len(str(MAX_THREADS)) or int(digits) > MAX_THREADS:
-        raise SettingError(f"OCTAVO_NUM_THREADS={_shown(given)}: too many threads; {accepted}")
+        raise SettingError(f"OCTAVO_NUM_THREADS={_shown(text)}: too many threads; {accepted}")
     return int(digits)
 
 
@@ -96,10 +96,10 @@ def apply() -> None:
     OCTAVO_CUDA_SYNC or OCTAVO_CUDA_PLAIN.
     """
     global _always_strict
-    given = os.environ.get("OCTAVO_STRICT") or "0"
-    if given not in ("0", "1"):
-        raise SettingError(f"OCTAVO_STRICT={_shown(given)}; accepted are 0 and 1")
-    _always_strict = given == "1"
+    strict = os.environ.get("OCTAVO_STRICT") or "0"
+    if strict not in ("0", "1"):
+        raise SettingError(f"OCTAVO_STRICT={_shown(strict)}; accepted are 0 and 1")
+    _always_strict = strict == "1"
     level = os.environ.get("OCTAVO_SIMD")
     if level:
         if level not in SIMD_LEVELS:

@@ -18,7 +18,7 @@ import torch
 from arguments import data_calls  # noqa: F401 - enters its calls
 from arguments.hostile_values import few, many, some
 from arguments.valid_calls import CALLS, RECORDS, SLOW
-from quick import spread
+from helpers.quick import spread
 
 ROOMS = (
     "search",

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from quick import spread
+from helpers.quick import spread
 
 BENCHES = Path(__file__).resolve().parents[2] / "benches"
 PROGRAMS = sorted(path.stem for path in BENCHES.glob("[!_]*.py"))

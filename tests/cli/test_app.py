@@ -1,7 +1,5 @@
-import subprocess
-import sys
-
 import pytest
+from helpers.processes import python
 from octavo.errors import FormatError
 
 HEAVY = ("torch", "numpy", "transformers", "rich")
@@ -18,11 +16,6 @@ COMMANDS = (
     "report",
     "doctor",
 )
-
-
-def python(code: str, *args: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", code, *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 MAIN = "from octavo.cli import main; main()"

@@ -1,8 +1,8 @@
 import json
 
 import pytest
+from helpers.quick import spread
 from octavo import Format, formats
-from quick import spread
 
 
 def test_every_family_and_format_is_listed(octavo):

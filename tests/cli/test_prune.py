@@ -5,6 +5,7 @@ import json
 import octavo as package
 import pytest
 import torch
+from helpers.models import transformer
 from octavo.model_folder.weight_files import PACKED_NAME
 from octavo.tensors import container
 
@@ -13,9 +14,7 @@ transformers = pytest.importorskip("transformers")
 
 @pytest.fixture
 def bert(tmp_path):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 30, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    transformers.BertModel(transformers.BertConfig(**sizes, intermediate_size=48)).save_pretrained(tmp_path / "bert")
+    transformer("BertModel", heads=4, inner=48, vocab_size=30).save_pretrained(tmp_path / "bert")
     return tmp_path / "bert"
 
 

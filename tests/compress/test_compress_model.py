@@ -3,7 +3,6 @@
 import functools
 import json
 import linecache
-import os
 import signal
 import subprocess
 import sys
@@ -224,9 +223,7 @@ def test_qualities_are_numbers_or_measurements():
 
 
 SCRIPT = """
-import sys
-sys.path.insert(0, {here!r})
-from test_compress_model import compressed, trained
+from compress.test_compress_model import compressed, trained
 found = {call}(journal={journal!r})
 print(found.recipe, found.found.chosen.quality.value)
 """
@@ -271,7 +268,7 @@ def test_training_takes_a_loss_of_ones_own():
 @pytest.mark.slow
 def test_a_run_killed_while_it_trains_ends_with_the_same_bits(tmp_path):
     wanted, journal = trained(), tmp_path / "journal"
-    script = SCRIPT.format(here=os.path.dirname(__file__), call="trained", journal=str(journal))
+    script = SCRIPT.format(call="trained", journal=str(journal))
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     end = time.monotonic() + 600
     while time.monotonic() < end and child.poll() is None and not list(journal.glob("trained-*/checkpoints/*")):
@@ -299,7 +296,7 @@ def test_solvers_and_corrected_biases_are_tried_and_told(result):
 def test_a_killed_run_goes_on_where_it_was(result, tmp_path):
     """SIGKILL while points are measured: the journal is whole, the same call ends as an undisturbed one."""
     journal = tmp_path / "journal"
-    script = SCRIPT.format(here=os.path.dirname(__file__), call="compressed", journal=str(journal))
+    script = SCRIPT.format(call="compressed", journal=str(journal))
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     end = time.monotonic() + 600
     while time.monotonic() < end and not (journal / "study.jsonl").exists():

@@ -1,13 +1,12 @@
 """The runtime of CUDA kernels on machines without a GPU: what is missing is said, and kernels are compiled in advance."""
 
-import os
 import pickle
 import subprocess
-import sys
 from pathlib import Path
 
 import octavo
 import pytest
+from helpers.processes import python
 from octavo import CudaError, CudaUnavailableError, DTypeError, FormatError, KernelCompileError, SettingError, _core
 from octavo.cuda import device as cuda
 
@@ -15,13 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FORMATS = ("mxint8", "int4:g32")
 
 
-def python(code: str, **environment: object) -> str:
-    """Run code in a fresh interpreter that finds this package; returns what it printed."""
-    path = os.pathsep.join([str(Path(octavo.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    variables = {**os.environ, "PYTHONPATH": path, **{name: str(value) for name, value in environment.items()}}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=variables
-    )
+def printed(code: str, **environment: object) -> str:
+    """What code prints in a fresh interpreter, where it must not fail."""
+    done = python(code, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -56,26 +51,26 @@ for call in (cuda.prebuild, lambda: cuda.warmup('mxint8', 99)):
         print(error)
 assert 'torch' not in sys.modules
 """
-    lines = python(code, OCTAVO_NVRTC=tmp_path / "nowhere/libnvrtc.so.13", OCTAVO_CACHE_DIR=tmp_path / "kernels")
+    lines = printed(code, OCTAVO_NVRTC=tmp_path / "nowhere/libnvrtc.so.13", OCTAVO_CACHE_DIR=tmp_path / "kernels")
     assert "OCTAVO_NVRTC names no NVRTC that can be used" in lines
     assert "no NVIDIA driver" in lines or "device 99" in lines or "driver" in lines
 
 
 def test_the_folder_of_kernels_is_named_refused_or_off(tmp_path):
     show = "from octavo import cuda; found = cuda.info(); print(found.cache, found.missing.get('cache'))"
-    assert f"folder='{tmp_path}/a/b'" in python(show, OCTAVO_CACHE_DIR=tmp_path / "a/b")
-    assert f"folder='{tmp_path}/octavo/cubin'" in python(show, OCTAVO_CACHE_DIR="", XDG_CACHE_HOME=tmp_path)
-    assert "OCTAVO_CACHE_DIR=off" in python(show, OCTAVO_CACHE_DIR="OFF")
+    assert f"folder='{tmp_path}/a/b'" in printed(show, OCTAVO_CACHE_DIR=tmp_path / "a/b")
+    assert f"folder='{tmp_path}/octavo/cubin'" in printed(show, OCTAVO_CACHE_DIR="", XDG_CACHE_HOME=tmp_path)
+    assert "OCTAVO_CACHE_DIR=off" in printed(show, OCTAVO_CACHE_DIR="OFF")
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    assert "others can write to" in python(show, OCTAVO_CACHE_DIR=tmp_path / "open")
+    assert "others can write to" in printed(show, OCTAVO_CACHE_DIR=tmp_path / "open")
     assert (tmp_path / "a/b").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_setting_that_is_none_is_refused_at_import():
     code = "import sys\ntry:\n    import octavo\nexcept ValueError as error:\n    print(type(error).__name__, error)"
     for name in ("OCTAVO_CUDA_SYNC", "OCTAVO_CUDA_PLAIN"):
-        assert f'SettingError {name}="2"; accepted are 0 and 1' in python(code, **{name: "2"})
+        assert f'SettingError {name}="2"; accepted are 0 and 1' in printed(code, **{name: "2"})
 
 
 PREBUILD = f"""
@@ -93,7 +88,7 @@ assert first.archs == ('sm_80', 'sm_90a')
 
 
 def test_kernels_are_compiled_once_whoever_asks(compiler, tmp_path):
-    counts = python(PREBUILD, OCTAVO_NVRTC=compiler, OCTAVO_CACHE_DIR=tmp_path).split()
+    counts = printed(PREBUILD, OCTAVO_NVRTC=compiler, OCTAVO_CACHE_DIR=tmp_path).split()
     total = counts[0]
     assert counts == [total, "0", "0", total, total, total]
 
@@ -111,7 +106,7 @@ else:
     assert cuda.info().cache.kernels == 0
     print('refused')
 """
-    answer = python(code, OCTAVO_NVRTC=compiler, OCTAVO_CACHE_DIR=tmp_path, FAKE_BROKEN=1)
+    answer = printed(code, OCTAVO_NVRTC=compiler, OCTAVO_CACHE_DIR=tmp_path, FAKE_BROKEN=1)
     assert answer.strip() in ("refused", "nothing to compile")
 
 
@@ -129,10 +124,10 @@ for arguments, kind in [
     else:
         raise SystemExit(f'{arguments} was accepted')
 """
-    told = python(code, OCTAVO_NVRTC=compiler, OCTAVO_CACHE_DIR=tmp_path)
+    told = printed(code, OCTAVO_NVRTC=compiler, OCTAVO_CACHE_DIR=tmp_path)
     assert "'sm_75' is none" in told and "'gfx90' is none" in told and "mxint99" in told and "processes is 0" in told
     code = "from octavo import cuda\ntry:\n    cuda.prebuild()\nexcept ValueError as error:\n    print(error)"
-    assert "compiled kernels are not kept: OCTAVO_CACHE_DIR=off" in python(
+    assert "compiled kernels are not kept: OCTAVO_CACHE_DIR=off" in printed(
         code, OCTAVO_NVRTC=compiler, OCTAVO_CACHE_DIR="off"
     )
 

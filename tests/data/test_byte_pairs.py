@@ -12,11 +12,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from data.byte_pair_texts import END, corpus
+from helpers.quick import spread
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo import DataError, DTypeError, ShapeError, _core
 from octavo.data import BytePairTokenizer
-from quick import spread
 
 PATTERNS = ["gpt2", "smollm", "cl100k", "llama3", "qwen2"]
 EXPRESSIONS = {

@@ -4,12 +4,12 @@ import gzip
 import io
 import pickle
 import struct
-import tarfile
 import zipfile
 import zlib
 
 import numpy as np
 import safetensors.numpy
+from helpers.files import tar
 
 
 def archive(name, content):
@@ -22,13 +22,6 @@ def archive(name, content):
 def array(**arrays):
     file = io.BytesIO()
     np.savez(file, **arrays) if arrays else np.save(file, np.arange(4.0))
-    return file.getvalue()
-
-
-def tar():
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as made:
-        made.addfile(tarfile.TarInfo("x"))
     return file.getvalue()
 
 

@@ -5,6 +5,7 @@ import json
 import octavo
 import pytest
 import torch
+from helpers.models import transformer
 from octavo import ContainerError, Decoder
 from octavo.cli import app
 from octavo.lab.language.gpt import GPT, Attention, GatedMLP, GPTConfig
@@ -16,29 +17,18 @@ CLOSE = 2e-4
 """Of log-probabilities: float32 sums in another order."""
 
 
-def gpt2():
-    transformers = pytest.importorskip("transformers")
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        vocab_size=50, n_embd=32, n_head=4, n_inner=48, n_layer=3, n_positions=32, bos_token_id=1, eos_token_id=2
-    ))  # fmt: skip
-
-
-def llama(**more):
-    transformers = pytest.importorskip("transformers")
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=8,
-        num_key_value_heads=4, head_dim=8, max_position_embeddings=64, **more,
-    ))  # fmt: skip
-
-
 def own():
     return GPT(GPTConfig(vocabulary=50, width=32, pattern="aaa", ffn=GatedMLP(),
                          mixers={"a": Attention(heads=4, kv_heads=2)}))  # fmt: skip
 
 
+LLAMA = {"inner": 48, "heads": 8, "num_key_value_heads": 4, "head_dim": 8, "max_position_embeddings": 64}
 MODELS = {
-    "gpt2": gpt2, "llama": llama, "llama with biases": lambda: llama(attention_bias=True, mlp_bias=True), "own": own,
-}  # fmt: skip
+    "gpt2": lambda: transformer("GPT2LMHeadModel", layers=3, heads=4, inner=48),
+    "llama": lambda: transformer("LlamaForCausalLM", layers=3, **LLAMA),
+    "llama with biases": lambda: transformer("LlamaForCausalLM", layers=3, attention_bias=True, mlp_bias=True, **LLAMA),
+    "own": own,
+}
 GONE = {("head", 0): 1, ("head", 1): 3, ("neuron", 0): 5, ("neuron", 2): 40}
 RECIPES = [None, "int8:g32", "int4:channel"]
 
@@ -98,8 +88,7 @@ def test_scores_and_tokens_are_those_of_pytorch(name, recipe, tmp_path):
 
 
 def test_a_folder_that_the_command_compacted_generates(tmp_path):
-    torch.manual_seed(0)
-    octavo.save_model(llama(), tmp_path / "m")
+    octavo.save_model(MODELS["llama"](), tmp_path / "m")
     result = CliRunner().invoke(
         app, ["prune", str(tmp_path / "m"), "-o", str(tmp_path / "less"), "--sparsity", "0.5", "--granularity", "head",
               "--scope", "global", "--compact"]

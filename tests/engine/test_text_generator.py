@@ -10,6 +10,8 @@ import numpy as np
 import octavo
 import pytest
 import torch
+from helpers.models import packed
+from helpers.processes import octavo_command
 from octavo import ContainerError, DataError, RangeError, Sampling, SettingError, TextGenerator
 from octavo.cli import app
 from octavo.data import BytePairTokenizer
@@ -50,10 +52,6 @@ def made(config, seed=0):
         for parameter in model.parameters():
             parameter.normal_(std=0.25)  # some begin as zeros, which would hide a defect
     return model
-
-
-def packed(model, recipe):
-    return model if recipe is None else octavo.pack_model(octavo.quantize_model(model, recipe, progress=False))
 
 
 def ids_of(count, seed=1, vocabulary=VOCABULARY):
@@ -241,12 +239,6 @@ def llama(path, *, template=True, bos="<|begin|>", eos="<|end|>", hole=False):
     return model
 
 
-def run(*arguments, fails=False, given=None):
-    result = CliRunner().invoke(app, ["generate", *map(str, arguments)], input=given)
-    assert (result.exit_code != 0) == fails, f"{result.output}\n{result.exception!r}"
-    return result.output
-
-
 def test_pieces_are_the_text_and_end_before_a_stop(folder):
     decoder = TextGenerator.load(folder)
     hot = Sampling(temperature=1.0, seed=4)
@@ -348,13 +340,17 @@ def test_a_stop_is_a_text_or_several(folder):
 
 
 def test_prompts_are_read_from_standard_input_a_line_each(folder):
-    alone = run(folder, "the cat", "--tokens", "9")
-    assert run(folder, "--tokens", "9", given="the cat\n") == alone
-    assert run(folder, "the cat", "--tokens", "9", given="the dog\n") == alone  # an argument goes first
-    found = json.loads(run(folder, "--tokens", "9", "--json", given="\ufeffthe cat\r\n\nthe dog"))
+    alone = octavo_command("generate", folder, "the cat", "--tokens", "9")
+    assert octavo_command("generate", folder, "--tokens", "9", text="the cat\n") == alone
+    assert (
+        octavo_command("generate", folder, "the cat", "--tokens", "9", text="the dog\n") == alone
+    )  # an argument goes first
+    found = json.loads(octavo_command("generate", folder, "--tokens", "9", "--json", text="\ufeffthe cat\r\n\nthe dog"))
     assert [one["prompt"] for one in found["texts"]] == ["the cat", "", "the dog"]
     assert f"the cat{found['texts'][0]['text']}\n" == alone
-    assert run(folder, "--tokens", "9", given="") == run(folder, "", "--tokens", "9")
+    assert octavo_command("generate", folder, "--tokens", "9", text="") == octavo_command(
+        "generate", folder, "", "--tokens", "9"
+    )
     assert "standard input" in CliRunner().invoke(app, ["generate", "--help"]).output
     refused = CliRunner().invoke(app, ["generate", str(folder)], input=b"\xff\n")
     assert refused.exit_code != 0 and "no UTF-8" in f"{refused.output}{refused.exception}"
@@ -367,7 +363,9 @@ def test_prompts_are_read_from_standard_input_a_line_each(folder):
         capture_output=True,
         timeout=120,
     )
-    assert told.returncode == 0 and told.stdout.decode() == run(folder, "", "--tokens", "9"), told.stderr
+    assert told.returncode == 0 and told.stdout.decode() == octavo_command("generate", folder, "", "--tokens", "9"), (
+        told.stderr
+    )
     os.close(ours)
     os.close(theirs)
 
@@ -382,14 +380,16 @@ def test_special_tokens_are_refused_unless_allowed(folder):
 
 
 def test_the_command_streams_text_or_gives_json(folder):
-    text = run(folder, "the cat", "--tokens", "12", "--temperature", "0.9", "--seed", "3")
+    text = octavo_command("generate", folder, "the cat", "--tokens", "12", "--temperature", "0.9", "--seed", "3")
     found = json.loads(
-        run(folder, "the cat", "the dog", "--tokens", "12", "--temperature", "0.9", "--seed", "3", "--json")
+        octavo_command(
+            "generate", folder, "the cat", "the dog", "--tokens", "12", "--temperature", "0.9", "--seed", "3", "--json"
+        )
     )
     assert [one["prompt"] for one in found["texts"]] == ["the cat", "the dog"]
     assert text == f"the cat{found['texts'][0]['text']}\n"
     for wrong in (["--temperature", "-1"], ["--top-p", "0"], ["--special", "maybe"], ["--seed", "-1"]):
-        run(folder, "the", *wrong, fails=True)
+        octavo_command("generate", folder, "the", *wrong, code=2)
 
 
 def test_nothing_of_torch_is_loaded(folder):

@@ -8,11 +8,11 @@ import octavo
 import pytest
 import torch
 from graph.zoo import MODELS, classifier, masked, tokens
+from helpers.quick import spread
 from octavo import DTypeError, ModelError
 from octavo.data.batches import call_on
 from octavo.graph import capture
 from octavo.graph.exporting import held_tensors
-from quick import spread
 from torch import nn
 
 

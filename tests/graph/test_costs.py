@@ -5,10 +5,10 @@ import octavo.lab.language.gpt  # it registers an op of its own
 import pytest
 import torch
 from graph.zoo import BERT, classifier, hugging, ids, masked, tokens, vectors
+from helpers.quick import spread
 from octavo import Format, FormatError, ModelError, Recipe
 from octavo.graph import capture, operator_work
 from octavo.graph.costs import NEED_OPERATORS
-from quick import spread
 from torch import nn
 from torch.nn import functional as F
 

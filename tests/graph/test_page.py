@@ -6,8 +6,8 @@ import re
 import octavo
 import pytest
 import torch
-from browser import browser, open_in_browser
 from graph.zoo import BERT, MODELS, classifier, masked, tokens
+from helpers.browser import browser, open_in_browser
 from octavo.graph import capture, to_html
 from octavo.graph.page import page_data
 from torch import nn

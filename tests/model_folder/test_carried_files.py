@@ -8,10 +8,9 @@ from pathlib import Path
 import octavo
 import pytest
 import torch
-from octavo.cli import app
+from helpers.processes import octavo_command
 from octavo.lab.polynomials.shipped import shipped_folder
 from octavo.model_folder.companion_files import TOKENIZER_TEXTS, VOCABULARIES, belongs
-from typer.testing import CliRunner
 
 
 @pytest.fixture
@@ -89,11 +88,6 @@ def saved_twice(folder, out):
     octavo.save_model(octavo.load_model(out.with_name("between")), out)
 
 
-def run(*arguments):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, f"{result.output}\n{result.exception!r}"
-
-
 DOORS = {
     "save_model of a float model": lambda folder, out: octavo.save_model(read(folder), out),
     "save_model of a packed model": lambda folder, out: octavo.save_model(
@@ -106,14 +100,14 @@ DOORS = {
         octavo.pack_model(quantized(octavo.load_model(folder))), out
     ),
     "twice": saved_twice,
-    "octavo pack": lambda folder, out: run("pack", folder, "-o", out, "--recipe", "mxint8"),
-    "octavo prune": lambda folder, out: run("prune", folder, "-o", out, "--sparsity", "0.5"),
-    "octavo prune --compact": lambda folder, out: run(
+    "octavo pack": lambda folder, out: octavo_command("pack", folder, "-o", out, "--recipe", "mxint8"),
+    "octavo prune": lambda folder, out: octavo_command("prune", folder, "-o", out, "--sparsity", "0.5"),
+    "octavo prune --compact": lambda folder, out: octavo_command(
         "prune", folder, "-o", out, "--sparsity", "0.5", "--granularity", "neuron", "--compact"
     ),
     "octavo unpack": lambda folder, out: (
         octavo.save_model(octavo.pack_model(quantized(read(folder))), out.with_name("packed")),
-        run("unpack", out.with_name("packed"), "-o", out),
+        octavo_command("unpack", out.with_name("packed"), "-o", out),
     ),
 }
 
@@ -196,6 +190,6 @@ def test_what_replaces_a_model_leaves_no_tokenizer_of_it(checkpoint, tmp_path, s
     octavo.save_model(octavo.load_model(shipped), tmp_path / "packed")
     for place in ("vocab.txt", "chat_template.jinja", "notes.txt"):
         (tmp_path / "packed" / place).write_text("of another")
-    run("pack", checkpoint, "-o", tmp_path / "packed", "--recipe", "mxint8", "--force")
+    octavo_command("pack", checkpoint, "-o", tmp_path / "packed", "--recipe", "mxint8", "--force")
     assert (tmp_path / "packed" / "notes.txt").read_bytes() == (checkpoint / "notes.txt").read_bytes()
     assert (tmp_path / "packed" / "vocab.txt").read_bytes() == (checkpoint / "vocab.txt").read_bytes()

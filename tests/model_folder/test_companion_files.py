@@ -5,20 +5,13 @@ import json
 import octavo
 import pytest
 import torch
-from octavo.cli import app
+from helpers.processes import octavo_command
 from octavo.data import CharTokenizer
 from octavo.lab.polynomials import export
 from octavo.lab.polynomials.seq2seq import Seq2SeqConfig, build
 from octavo.lab.polynomials.shipped import shipped_folder
 from octavo.model_folder.companion_files import MEASURED, measurements
 from octavo.tensors import container
-from typer.testing import CliRunner
-
-
-def run(*arguments):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, f"{result.output}\n{result.exception!r}"
-    return result.output.splitlines()
 
 
 def names(folder):
@@ -27,12 +20,12 @@ def names(folder):
 
 def test_measurements_of_a_network_of_ours_stay_with_its_weights(tmp_path):
     """Through unpack, pack, and load_model and save_model; the output says which files are not there."""
-    told = run("unpack", shipped_folder(), "-o", tmp_path / "plain")
-    assert told[-1].endswith(": accuracy.json, README.md") and told[-1].startswith("left behind")
+    lines = octavo_command("unpack", shipped_folder(), "-o", tmp_path / "plain").splitlines()
+    assert lines[-1].endswith(": accuracy.json, README.md") and lines[-1].startswith("left behind")
     assert names(tmp_path / "plain") == {"config.json", "tokenizer.json", "model.safetensors"}
-    told = run("pack", tmp_path / "plain", "-o", tmp_path / "packed")
+    lines = octavo_command("pack", tmp_path / "plain", "-o", tmp_path / "packed").splitlines()
     assert names(tmp_path / "packed") == {"config.json", "tokenizer.json", "model.octavo.safetensors"}
-    assert not told[-1].startswith("left behind")
+    assert not lines[-1].startswith("left behind")
     octavo.save_model(octavo.load_model(shipped_folder()), tmp_path / "saved")
     assert names(tmp_path / "saved") == names(tmp_path / "packed")
 
@@ -52,8 +45,8 @@ def foreign(tmp_path):
 def test_the_page_of_another_model_which_may_hold_its_license_travels(foreign, tmp_path):
     left = {"accuracy.json", "report.json", "report.html", "report.md"}
     for command in ("pack", "unpack"):
-        told = run(command, foreign, "-o", tmp_path / command)
-        assert told[-1].startswith("left behind") and set(told[-1].rpartition(": ")[2].split(", ")) == left
+        lines = octavo_command(command, foreign, "-o", tmp_path / command).splitlines()
+        assert lines[-1].startswith("left behind") and set(lines[-1].rpartition(": ")[2].split(", ")) == left
         assert not names(tmp_path / command) & left
         assert names(tmp_path / command) >= {"README.md", "LICENSE", "notes.txt", "config.json"}
 
@@ -63,7 +56,7 @@ def test_measurements_of_replaced_weights_do_not_stay(foreign, tmp_path):
     torch.manual_seed(0)
     model = build(Seq2SeqConfig(embedding=8, encoder=6, hidden=12, heads=3, layers=1, feedforward=20)).eval()
     for number, write in enumerate((
-        lambda folder: run("pack", foreign, "-o", folder, "--force"),
+        lambda folder: octavo_command("pack", foreign, "-o", folder, "--force"),
         lambda folder: octavo.save_model(model, folder),
         lambda folder: export.export_model(model, CharTokenizer.polynomials(), folder, overwrite=True),
     )):  # fmt: skip

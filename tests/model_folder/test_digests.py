@@ -6,6 +6,7 @@ import re
 import octavo
 import pytest
 import torch
+from helpers.models import packed, transformer
 from octavo import ContainerError
 from octavo.cli import app
 from octavo.model_folder.weight_files import PACKED_NAME
@@ -17,44 +18,16 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::octavo.CoverageWarning", "ignore::octavo.UnusedLayerWarning")
 
 
-def bert():
-    return transformers.BertModel(transformers.BertConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
-    ))  # fmt: skip
-
-
-def gpt2():
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        vocab_size=50, n_embd=32, n_head=2, n_layer=2, n_positions=32, bos_token_id=1, eos_token_id=2
-    ))  # fmt: skip
-
-
-def llama():
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
-    ))  # fmt: skip
-
-
-def t5():
-    return transformers.T5ForConditionalGeneration(transformers.T5Config(
-        vocab_size=50, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, decoder_start_token_id=0
-    ))  # fmt: skip
-
-
-def vit():
-    return transformers.ViTForImageClassification(transformers.ViTConfig(
-        image_size=16, patch_size=8, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
-    ))  # fmt: skip
-
-
-MODELS = {"bert": bert, "gpt2": gpt2, "llama": llama, "t5": t5, "vit": vit}
+MODELS = {
+    "bert": "BertModel", "gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "t5": "T5ForConditionalGeneration",
+    "vit": "ViTForImageClassification",
+}  # fmt: skip
 RUST = {"gpt2": octavo.TextGenerator, "llama": octavo.TextGenerator}
 
 
 @pytest.fixture(params=MODELS)
 def saved(request, tmp_path):
-    torch.manual_seed(0)
-    model = octavo.pack_model(octavo.quantize_model(MODELS[request.param]().eval(), "mxint8", progress=False))
+    model = packed(transformer(MODELS[request.param]), "mxint8")
     octavo.save_model(model, tmp_path / "m")
     return request.param, tmp_path / "m"
 

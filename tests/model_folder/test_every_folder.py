@@ -6,7 +6,8 @@ import shutil
 import octavo
 import pytest
 import torch
-from octavo.cli import app
+from helpers.files import contents
+from helpers.processes import octavo_command
 from octavo.data import CharTokenizer
 from octavo.data.words import WordTokenizer
 from octavo.lab.classifiers import Classifier, ClassifierConfig, kinds
@@ -16,7 +17,6 @@ from octavo.lab.polynomials.seq2seq import Seq2SeqConfig, build
 from octavo.model_folder.model_config import SHAPE
 from octavo.tensors import container
 from torch import nn
-from typer.testing import CliRunner
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::octavo.CoverageWarning")
@@ -26,10 +26,9 @@ LINES = ["(x-2)*(x+1)=x**2-x-2"] * 4
 PACKED, PLAIN = "model.octavo.safetensors", "model.safetensors"
 
 
-def run(*arguments, fails=False):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert (result.exit_code != 0) == fails, f"{result.output}\n{result.exception!r}"
-    return " ".join(result.output.split())
+def words(*arguments):
+    """The output of a command, whose lines are as long as the terminal is wide, in one line."""
+    return " ".join(octavo_command(*arguments).split())
 
 
 # --- writers ------------------------------------------------------------------------------------------------------------
@@ -64,12 +63,12 @@ def saved_encoder(folder):
 
 def packed_encoder(folder):
     encoder(folder.parent / "of")
-    run("pack", folder.parent / "of", "-o", folder)
+    octavo_command("pack", folder.parent / "of", "-o", folder)
 
 
 def compressed_encoder(folder):
     encoder(folder.parent / "of")
-    run("compress", "--model", folder.parent / "of", "--formats", "mxint8", "--budget", "9", "-o", folder)
+    octavo_command("compress", "--model", folder.parent / "of", "--formats", "mxint8", "--budget", "9", "-o", folder)
 
 
 def former_packed_encoder(folder):
@@ -99,12 +98,12 @@ def compressed(folder):
         patch.setattr(compression, "splits", lambda *_: Splits(Stream(0), LINES, LINES))
         patch.setattr(compression, "CALIBRATED", 4)
         source = folder.parent / "of"
-        run("compress", "--model", source, "--recipe", "mxint8", "--lines", "4", "-o", folder)
+        octavo_command("compress", "--model", source, "--recipe", "mxint8", "--lines", "4", "-o", folder)
 
 
 def packed_seq2seq(folder):
     export.export_model(seq2seq(), CharTokenizer.polynomials(), folder.parent / "of", format=None)
-    run("pack", folder.parent / "of", "-o", folder)
+    octavo_command("pack", folder.parent / "of", "-o", folder)
 
 
 def former_trained(folder):
@@ -125,7 +124,7 @@ def classifier(folder):
 
 def packed_classifier(folder):
     classifier(folder.parent / "of")
-    run("pack", folder.parent / "of", "-o", folder)
+    octavo_command("pack", folder.parent / "of", "-o", folder)
 
 
 def former_classifier(folder):
@@ -155,7 +154,7 @@ def compact_encoder(folder):
 
 def packed_compact_encoder(folder):
     compact_encoder(folder.parent / "of")
-    run("pack", folder.parent / "of", "-o", folder)
+    octavo_command("pack", folder.parent / "of", "-o", folder)
 
 
 def compact_seq2seq(folder):
@@ -170,7 +169,7 @@ def compact_classifier(folder):
 
 def packed_compact_classifier(folder):
     compact_classifier(folder.parent / "of")
-    run("pack", folder.parent / "of", "-o", folder)
+    octavo_command("pack", folder.parent / "of", "-o", folder)
 
 
 WRITERS = {
@@ -196,7 +195,7 @@ FLOAT = {"encoder", "classifier", "former_classifier", "compact_encoder", "compa
 
 
 def unpack(folder, out):
-    run("unpack", folder, "-o", out)
+    octavo_command("unpack", folder, "-o", out)
     assert all(entry.format is None for entry in octavo.inspect(out / PLAIN))
     if folder.name != "own":  # whose code no folder holds
         model = octavo.load_model(out)
@@ -204,7 +203,7 @@ def unpack(folder, out):
 
 
 def pack_again(folder, out):
-    run("pack", folder, "-o", out, "--recipe", "mxint8")
+    octavo_command("pack", folder, "-o", out, "--recipe", "mxint8")
     assert octavo.load_model(out)
 
 
@@ -224,7 +223,7 @@ def classify(folder, out):
 
 def evaluate(folder, out):
     (out.parent / "lines.txt").write_text("x*(x+1)=x**2+x\n")
-    assert "exact match" in run("eval", "polynomials", "--model", folder, "--data", out.parent / "lines.txt")
+    assert "exact match" in words("eval", "polynomials", "--model", folder, "--data", out.parent / "lines.txt")
 
 
 UNPACK_FIRST = "octavo unpack comes first"
@@ -235,15 +234,19 @@ READERS = {
         WRITERS.keys() - {"own"},
         "give load_model the model",
     ),
-    "inspect": (lambda folder, out: run("inspect", folder), WRITERS.keys(), ""),
+    "inspect": (lambda folder, out: words("inspect", folder), WRITERS.keys(), ""),
     "compare": (
-        lambda folder, out: run("compare", folder, "--formats", "nf4"),
+        lambda folder, out: words("compare", folder, "--formats", "nf4"),
         FLOAT,
         UNPACK_FIRST,
     ),
     "unpack": (unpack, WRITERS.keys(), ""),
     "pack": (pack_again, FLOAT, UNPACK_FIRST),
-    "recipe": (lambda folder, out: run("recipe", "mxint8", "--model", folder), WRITERS.keys() - {"own"}, "config.json"),
+    "recipe": (
+        lambda folder, out: words("recipe", "mxint8", "--model", folder),
+        WRITERS.keys() - {"own"},
+        "config.json",
+    ),
     "Engine": (
         expand,
         SEQ2SEQ,
@@ -278,7 +281,7 @@ def written(tmp_path_factory):
 def test_every_reader_reads_every_folder_or_names_what_does(written, tmp_path, writer, reader):
     read, whose, told = READERS[reader]
     folder = shutil.copytree(written(writer), tmp_path / writer)
-    before = {file: file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+    before = contents(folder)
     if writer in whose:
         read(folder, tmp_path / "out")
     else:
@@ -286,7 +289,7 @@ def test_every_reader_reads_every_folder_or_names_what_does(written, tmp_path, w
             read(folder, tmp_path / "out")
         assert any(text in " ".join(str(caught.value).split()) for text in told.split("|")), caught.value
         assert not (tmp_path / "out").exists()
-    assert {file: file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()} == before
+    assert contents(folder) == before
 
 
 @pytest.mark.parametrize(
@@ -302,5 +305,5 @@ def test_every_writer_writes_the_one_form(written, writer):
     assert {"format", "structure"} <= container.metadata(folder / PACKED).keys()
     packed = any(isinstance(layer, octavo.nn.PackedLayer) for layer in octavo.load_model(folder).modules())
     if "compact" in writer:
-        assert "compacted: " in run("inspect", folder)
+        assert "compacted: " in words("inspect", folder)
     assert packed == (writer not in ("classifier", "compact_classifier"))

@@ -5,6 +5,7 @@ import json
 import octavo
 import pytest
 import torch
+from helpers.quick import spread
 from octavo import ContainerError
 from octavo.cli import app
 from octavo.lab.classifiers import Classifier, ClassifierConfig
@@ -13,7 +14,6 @@ from octavo.model_folder.features.decoded_tensors import DECODED
 from octavo.model_folder.model_config import own_model
 from octavo.model_folder.structure import KEY
 from octavo.tensors import container
-from quick import spread
 from torch import nn
 from typer.testing import CliRunner
 

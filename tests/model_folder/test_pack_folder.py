@@ -9,13 +9,12 @@ from pathlib import Path
 import octavo
 import pytest
 import torch
+from helpers.processes import octavo_command
 from octavo import ContainerError, ModelError, PackedTensor
-from octavo.cli import app
 from octavo.model_folder.pack_checkpoint import pack_tensors
 from octavo.model_folder.weight_files import PACKED_NAME, Checkpoint, fill_folder
 from octavo.nn import PackedConv2d, PackedEmbedding, PackedLayer, PackedLinear
 from octavo.tensors import container
-from typer.testing import CliRunner
 
 transformers = pytest.importorskip("transformers")
 
@@ -55,12 +54,6 @@ OF_LINEAR = ("type:Linear weight=int8:channel input=int8 bias=bf16", "type:Linea
 UNTIED = ("bert", "bert with a classifier", "distilbert", "vit")
 
 SLACK = 24 << 20  # one weight decoded, its errors in float64, and what the allocator keeps
-
-
-def octavo_command(*arguments, code=0):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
-    return result.output
 
 
 def source(folder, architecture, dtype=torch.float32, **options):

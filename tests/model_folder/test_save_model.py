@@ -8,6 +8,7 @@ import sys
 import octavo
 import pytest
 import torch
+from helpers.models import tensor_bytes
 from octavo import ContainerError, DTypeError, ModelError, lora
 from octavo.model_folder.weight_files import PACKED_NAME
 from octavo.nn import PackedLayer, PackedLinear, QuantAttention, QuantLinear, attention
@@ -76,10 +77,6 @@ def packed(recipe=RECIPES[0], **options):
 @torch.no_grad()
 def out(model):
     return model(IDS)
-
-
-def tensor_bytes(model):
-    return sum(t.nbytes for t in {id(t): t for t in [*model.parameters(), *model.buffers()]}.values())
 
 
 # --- round trips --------------------------------------------------------------------------------------------------------

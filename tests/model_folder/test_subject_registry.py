@@ -1,14 +1,12 @@
 """Networks that packages bring: entry points of ``octavo.subjects``, read when a folder or a name asks for one."""
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import octavo
 import pytest
 import torch
+from helpers.processes import python
 from octavo.model_folder import subject_registry
 
 MODULE = '''
@@ -50,12 +48,6 @@ def install(folder: Path) -> Path:
     return folder
 
 
-def python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
-
-
 def test_the_laboratory_is_registered():
     assert {"seq2seq", "classifier", "gpt"} <= set(subject_registry.kinds())
 
@@ -69,7 +61,7 @@ def test_a_network_of_another_package_is_saved_and_loaded_by_its_folder(tmp_path
         model = octavo.pack_model(octavo.quantize_model(Guest(Sizes(8)), "mxint8", progress=False))
         octavo.save_model(model, {str(tmp_path / "folder")!r})
     """
-    done = python(code, folder)
+    done = python(code, path=[folder])
     assert done.returncode == 0, done.stderr
     code = f"""
         import sys, torch, octavo
@@ -77,7 +69,7 @@ def test_a_network_of_another_package_is_saved_and_loaded_by_its_folder(tmp_path
         assert "guest_package" in sys.modules and "octavo.lab" not in sys.modules
         assert type(model).__name__ == "Guest" and model(torch.ones(2, 8)).shape == (2, 3)
     """
-    done = python(code, folder)
+    done = python(code, path=[folder])
     assert done.returncode == 0, done.stderr
 
 
@@ -94,5 +86,5 @@ def test_an_import_of_the_package_reads_no_registry():
         octavo.Format("mxint8")
         assert "importlib.metadata" not in sys.modules and "octavo.model_folder.subject_registry" not in sys.modules
     """
-    done = python(code, Path.cwd())
+    done = python(code)
     assert done.returncode == 0, done.stderr

@@ -7,59 +7,34 @@ from pathlib import Path
 import octavo
 import pytest
 import torch
-from octavo.cli import app
+from helpers.models import packed, transformer
+from helpers.processes import octavo_command
 from octavo.model_folder import unpack_weights
 from octavo.model_folder.structure import KEY
 from octavo.model_folder.unpack_weights import unpack, unpacked
 from octavo.model_folder.weight_files import Checkpoint
 from octavo.tensors import container
 from torch import nn
-from typer.testing import CliRunner
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::octavo.CoverageWarning")
 FORMAT = "mxint8"
-SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 50}
-
-
-def run(*arguments, code=0) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
-    return result.output
 
 
 # --- models -------------------------------------------------------------------------------------------------------------
 
 
-def gpt2(kind=transformers.GPT2Model):
-    size = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 50, "n_positions": 16}
-    return kind(transformers.GPT2Config(**size, bos_token_id=None, eos_token_id=None))
-
-
-def mixtral():
-    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 2}
-    return transformers.MixtralModel(transformers.MixtralConfig(**SMALL, **experts))
-
-
-def t5():
-    size = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "vocab_size": 50}
-    return transformers.T5ForConditionalGeneration(transformers.T5Config(**size, decoder_start_token_id=0))
-
-
-def vit():
-    size = {name: value for name, value in SMALL.items() if name != "vocab_size"}
-    return transformers.ViTModel(transformers.ViTConfig(**size, image_size=16, patch_size=8))
-
-
 FOREIGN = {
-    "bert": lambda: transformers.BertModel(transformers.BertConfig(**SMALL)),
-    "bert-tied": lambda: transformers.BertForMaskedLM(transformers.BertConfig(**SMALL)),
-    "gpt2": gpt2,
-    "gpt2-tied": lambda: gpt2(transformers.GPT2LMHeadModel),
-    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)),
-    "mixtral": mixtral,
-    "t5": t5,
-    "vit": vit,
+    "bert": lambda: transformer("BertModel", layers=1),
+    "bert-tied": lambda: transformer("BertForMaskedLM", layers=1),
+    "gpt2": lambda: transformer("GPT2Model", layers=1, bos_token_id=None, eos_token_id=None),
+    "gpt2-tied": lambda: transformer("GPT2LMHeadModel", layers=1, bos_token_id=None, eos_token_id=None),
+    "llama": lambda: transformer("LlamaForCausalLM", layers=1),
+    "mixtral": lambda: transformer(
+        "MixtralModel", layers=1, num_local_experts=2, num_experts_per_tok=1, num_key_value_heads=2
+    ),
+    "t5": lambda: transformer("T5ForConditionalGeneration", layers=1),
+    "vit": lambda: transformer("ViTModel", layers=1),
     "mamba": lambda: transformers.MambaModel(
         transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, state_size=4, vocab_size=50)
     ),
@@ -122,10 +97,6 @@ def assert_same(found, wanted, names=None):
         assert torch.equal(value, wanted[name]), name
 
 
-def packed(model, recipe=FORMAT, **options):
-    return octavo.pack_model(octavo.quantize_model(model, recipe, progress=False, **options))
-
-
 # --- laws ---------------------------------------------------------------------------------------------------------------
 
 
@@ -134,12 +105,12 @@ def packed(model, recipe=FORMAT, **options):
 def test_a_saved_model_comes_back_as_its_state_dict(tmp_path, kind, dtype):
     model = made(kind, dtype)
     wanted = expected(model)
-    octavo.save_model(packed(model), tmp_path / "small")
-    run("unpack", tmp_path / "small", "-o", tmp_path / "plain")
+    octavo.save_model(packed(model, FORMAT), tmp_path / "small")
+    octavo_command("unpack", tmp_path / "small", "-o", tmp_path / "plain")
     found = container.load(tmp_path / "plain" / "model.safetensors")
     assert_same(found, wanted)
     made(kind, dtype).load_state_dict(found, strict=True)
-    run("unpack", tmp_path / "small", "-o", tmp_path / "half", "--dtype", "float16")
+    octavo_command("unpack", tmp_path / "small", "-o", tmp_path / "half", "--dtype", "float16")
     halves = container.load(tmp_path / "half" / "model.safetensors")
     assert all(
         halves[name].dtype == torch.float16
@@ -152,8 +123,8 @@ def test_a_saved_model_comes_back_as_its_state_dict(tmp_path, kind, dtype):
 def test_transformers_loads_what_is_unpacked(tmp_path, kind):
     model = made(kind)
     wanted = expected(model)
-    octavo.save_model(packed(model), tmp_path / "small")
-    run("unpack", tmp_path / "small", "-o", tmp_path / "plain")
+    octavo.save_model(packed(model, FORMAT), tmp_path / "small")
+    octavo_command("unpack", tmp_path / "small", "-o", tmp_path / "plain")
     again, told = type(model).from_pretrained(tmp_path / "plain", output_loading_info=True)
     assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"]
     assert_same(again.state_dict(), wanted)
@@ -172,8 +143,8 @@ def test_octavo_pack_and_unpack_keep_names_shapes_and_dtypes(tmp_path, kind, dty
     before = container.load(tmp_path / "model" / "model.safetensors")
     if kind == "vit":  # transformers writes other names than its model has; both are read
         before = model.state_dict()
-    run("pack", tmp_path / "model", "-o", tmp_path / "small", "--recipe", f"**={FORMAT}")
-    run("unpack", tmp_path / "small", "-o", tmp_path / "plain")
+    octavo_command("pack", tmp_path / "model", "-o", tmp_path / "small", "--recipe", f"**={FORMAT}")
+    octavo_command("unpack", tmp_path / "small", "-o", tmp_path / "plain")
     after = container.load(tmp_path / "plain" / "model.safetensors")
     assert before.keys() <= after.keys()
     for name, value in before.items():
@@ -188,7 +159,7 @@ def test_a_bias_in_steps_comes_back_in_floats(tmp_path):
     small = packed(model, recipe, calibration=[torch.randn(64, 32)])
     assert small[0].bias.dtype == torch.int32
     octavo.save_model(small, tmp_path / "small")
-    run("unpack", tmp_path / "small", "-o", tmp_path / "plain")
+    octavo_command("unpack", tmp_path / "small", "-o", tmp_path / "plain")
     found = container.load(tmp_path / "plain" / "model.safetensors")
     assert found.keys() == model.state_dict().keys()
     for name, value in model.state_dict().items():
@@ -198,39 +169,39 @@ def test_a_bias_in_steps_comes_back_in_floats(tmp_path):
 def test_files_that_do_not_tell_orientation_are_looked_at_through_their_model(tmp_path):
     """As 0.1 wrote them."""
     model = made("gpt2")
-    octavo.save_model(packed(model), tmp_path / "small")
+    octavo.save_model(packed(model, FORMAT), tmp_path / "small")
     file = tmp_path / "small" / "model.octavo.safetensors"
     tensors, metadata = container.load(file), container.metadata(file)
     assert '"transposed": true' in metadata[KEY]
     metadata[KEY] = metadata[KEY].replace(', "transposed": true', "").replace(', "transposed": false', "")
     container.save(tensors, file, metadata=metadata)
-    run("unpack", tmp_path / "small", "-o", tmp_path / "plain")
+    octavo_command("unpack", tmp_path / "small", "-o", tmp_path / "plain")
     assert_same(container.load(tmp_path / "plain" / "model.safetensors"), expected(model))
 
 
 @pytest.mark.parametrize("command", ["pack", "unpack"])
 def test_simulated_layers_are_refused_before_anything_is_written(tmp_path, command):
-    octavo.save_model(octavo.quantize_model(gpt2(), "weight=mxint8 input=mxint8"), tmp_path / "m")
-    told = run(command, tmp_path / "m", "-o", tmp_path / "out", code=2)
+    octavo.save_model(octavo.quantize_model(FOREIGN["gpt2"](), "weight=mxint8 input=mxint8"), tmp_path / "m")
+    told = octavo_command(command, tmp_path / "m", "-o", tmp_path / "out", code=2)
     assert "simulated layer" in told and "octavo.pack_model" in told and not (tmp_path / "out").exists()
 
 
 def test_a_model_without_quantized_layers_is_packed_and_unpacked(tmp_path):
-    octavo.save_model(gpt2(), tmp_path / "m")
-    run("unpack", tmp_path / "m", "-o", tmp_path / "plain")
+    octavo.save_model(FOREIGN["gpt2"](), tmp_path / "m")
+    octavo_command("unpack", tmp_path / "m", "-o", tmp_path / "plain")
     assert type(octavo.load_model(tmp_path / "plain")) is transformers.GPT2Model
-    run("pack", tmp_path / "m", "-o", tmp_path / "small")
+    octavo_command("pack", tmp_path / "m", "-o", tmp_path / "small")
     assert isinstance(octavo.load_model(tmp_path / "small"), transformers.GPT2Model)
 
 
 def test_a_description_of_other_tensors_is_refused(tmp_path):
-    octavo.save_model(packed(made("own")), tmp_path / "small")
+    octavo.save_model(packed(made("own"), FORMAT), tmp_path / "small")
     file = tmp_path / "small" / "model.octavo.safetensors"
     tensors, metadata = container.load(file), container.metadata(file)
     for before, after in [('"kernel_size": [3, 5]', '"kernel_size": [7, 5]'), ('": "embed.weight"', '": "nowhere"')]:
         assert before in metadata[KEY]
         container.save(tensors, file, metadata={KEY: metadata[KEY].replace(before, after)})
-        run("unpack", tmp_path / "small", "-o", tmp_path / "plain", code=2)
+        octavo_command("unpack", tmp_path / "small", "-o", tmp_path / "plain", code=2)
         assert not (tmp_path / "plain").exists()
 
 
@@ -246,7 +217,7 @@ def test_a_folder_that_is_missing_is_told_by_the_name_given(tmp_path):
 def test_what_is_made_tensor_by_tensor_is_what_is_made_at_once(tmp_path):
     """The bytes of the file, turned, tied and in several dimensions; and the bytes that are told as done."""
     for kind in ("own", "gpt2-tied"):
-        octavo.save_model(packed(made(kind)), tmp_path / kind)
+        octavo.save_model(packed(made(kind), FORMAT), tmp_path / kind)
         for dtype in (None, torch.bfloat16):
             told = []
             later = unpacked(
@@ -263,7 +234,7 @@ def test_what_is_made_tensor_by_tensor_is_what_is_made_at_once(tmp_path):
 def test_a_weight_of_many_pieces_is_turned(monkeypatch, tmp_path):
     monkeypatch.setattr(unpack_weights, "_PIECE", 100)
     model = nn.Sequential(transformers.pytorch_utils.Conv1D(7, 64), transformers.pytorch_utils.Conv1D(300, 7)).eval()
-    octavo.save_model(packed(model), tmp_path / "m")
+    octavo.save_model(packed(model, FORMAT), tmp_path / "m")
     found = unpack(Checkpoint.open(tmp_path / "m"))
     assert_same(found, expected(model))
 
@@ -308,7 +279,7 @@ def test_unpacking_takes_the_memory_of_one_tensor(tmp_path, layer):
     sizes = {"small": 64, "large": 2048}
     for name, size in sizes.items():
         model = nn.Sequential(*(layer(size, size) for _ in range(6)))
-        octavo.save_model(packed(model), tmp_path / name)
+        octavo.save_model(packed(model, FORMAT), tmp_path / name)
     given = [tmp_path / part for part in ("small", "x", "large", "y")]
     done = subprocess.run([sys.executable, "-c", UNPACKS, *given], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -319,7 +290,7 @@ def test_unpacking_takes_the_memory_of_one_tensor(tmp_path, layer):
 def test_a_plain_file_says_nothing_of_a_recipe(tmp_path):
     """Files of tensors and folders of models: what was decoded has no formats."""
     container.save({"a.weight": torch.randn(32, 32)}, tmp_path / "m.safetensors")
-    run("pack", tmp_path / "m.safetensors", "-o", tmp_path / "x.safetensors")
+    octavo_command("pack", tmp_path / "m.safetensors", "-o", tmp_path / "x.safetensors")
     assert container.metadata(tmp_path / "x.safetensors")["recipe"] == "mxint8"
-    run("unpack", tmp_path / "x.safetensors", "-o", tmp_path / "y.safetensors")
+    octavo_command("unpack", tmp_path / "x.safetensors", "-o", tmp_path / "y.safetensors")
     assert container.metadata(tmp_path / "y.safetensors") == {"format": "pt"}

@@ -6,19 +6,12 @@ import pickle
 import octavo
 import pytest
 import torch
-from octavo import DTypeError, Format, FormatError
+from helpers.models import plan, transformer
+from helpers.values import normal
+from octavo import DTypeError, FormatError
 from octavo.nn import QuantAttention, QuantMatmul, attention, quantized_matmul
-from octavo.recipe.spec import LayerPlan, Spec
 from torch import nn
 from torch.nn import functional
-
-
-def plan(**texts):
-    return LayerPlan(**{role: Spec(Format(text)) for role, text in texts.items()})
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("text", [str(fmt) for fmt in octavo.formats()])
@@ -113,21 +106,6 @@ def test_a_recipe_reaches_products_and_calibrates_them():
 # --- transformers -----------------------------------------------------------------------------------------------------
 
 
-def bert():
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=50)
-    return transformers.BertForSequenceClassification(transformers.BertConfig(**sizes)).eval()
-
-
-def llama():
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
-    config = transformers.LlamaConfig(**sizes, intermediate_size=64, vocab_size=50)
-    return transformers.LlamaForCausalLM(config).eval()
-
-
 def batch():
     mask = torch.ones(4, 12, dtype=torch.int64)
     mask[:2, 9:] = 0
@@ -137,28 +115,30 @@ def batch():
     }
 
 
+BERT, LLAMA = "BertForSequenceClassification", "LlamaForCausalLM"
+SIZES = {BERT: {"heads": 4}, LLAMA: {"heads": 4, "num_key_value_heads": 2}}
 RECIPE = "int8:channel; type:Linear input=int8@mse; type:QuantAttention input=int8@mse; last:Linear keep"
 
 
-@pytest.mark.parametrize("make", [bert, llama])
-def test_attached_attention_is_that_of_the_model(make):
-    model = make()
+@pytest.mark.parametrize("kind", SIZES)
+def test_attached_attention_is_that_of_the_model(kind):
+    model = transformer(kind, **SIZES[kind])
     attached = attention.attach(copy.deepcopy(model))
     with torch.no_grad():
         torch.testing.assert_close(attached(**batch()).logits[2:], model(**batch()).logits[2:], rtol=1e-5, atol=1e-6)
     assert attached.state_dict().keys() == model.state_dict().keys()
 
 
-@pytest.mark.parametrize("make", [bert, llama])
-def test_models_of_transformers_are_quantized_whole(make):
-    model = make()
+@pytest.mark.parametrize("kind", SIZES)
+def test_models_of_transformers_are_quantized_whole(kind):
+    model = transformer(kind, **SIZES[kind])
     quantized = octavo.quantize_model(attention.attach(copy.deepcopy(model)), RECIPE, calibration=[batch()])
     with torch.no_grad():
         y, exact = quantized(**batch()).logits, model(**batch()).logits
         assert 0 < (y - exact).square().mean() < 2e-3 * exact.square().mean()
         assert torch.equal(pickle.loads(pickle.dumps(quantized))(**batch()).logits, y)
         torch._dynamo.reset()
-        if make is bert:
+        if kind is BERT:
             assert torch.equal(torch.compile(quantized, fullgraph=True, backend="aot_eager")(**batch()).logits, y)
     scores = next(m for m in quantized.modules() if isinstance(m, QuantAttention)).scores
     assert scores.a_quantizer.is_static and scores.b_quantizer.is_static

@@ -7,18 +7,15 @@ import pickle
 import octavo
 import pytest
 import torch
+from helpers.models import linear, spec
 from octavo import KernelError, ModelError
 from octavo.nn import PackedLinear, QuantEmbedding, QuantLinear, QuantTransposedLinear, rounded_weights
 from octavo.nn.direct_weight_access import LateTensor
-from octavo.recipe.spec import INT32, Calibration, LayerPlan, Spec
+from octavo.recipe.spec import INT32, LayerPlan, Spec
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrize, prune
 from torch.utils.checkpoint import checkpoint
-
-
-def spec(text, method=None):
-    return Spec(octavo.Format(text), Calibration(method) if method else None)
 
 
 class Reads(nn.Module):
@@ -39,11 +36,6 @@ class Calls(nn.Module):
 
     def forward(self, x):
         return self.layer(x)
-
-
-def linear():
-    torch.manual_seed(0)
-    return nn.Linear(96, 40)
 
 
 def quantized(**roles):

@@ -6,31 +6,16 @@ import pickle
 import octavo
 import pytest
 import torch
-from octavo import DTypeError, Format, FormatError
+from helpers.models import linear, plan, spec
+from helpers.quick import spread
+from helpers.values import normal
+from octavo import DTypeError, FormatError
 from octavo.nn import QuantConv1d, QuantConv2d, QuantEmbedding, QuantLinear
-from octavo.recipe.spec import Calibration, LayerPlan, Spec
-from quick import spread
+from octavo.recipe.spec import LayerPlan, Spec
 from torch import nn
 from torch.nn import functional
 
 FORMATS = [str(fmt) for fmt in octavo.formats()]
-
-
-def spec(text, method=None):
-    return Spec(Format(text), Calibration(method) if method else None)
-
-
-def plan(**texts):
-    return LayerPlan(**{role: None if text is None else spec(text) for role, text in texts.items()})
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def linear(k=40, n=12, bias=True):
-    torch.manual_seed(0)
-    return nn.Linear(k, n, bias=bias)
 
 
 # layer, what makes the quantized one, input
@@ -72,7 +57,7 @@ def test_an_empty_plan_changes_no_bit(layer, make, x):
 
 @pytest.mark.parametrize("text", spread(FORMATS))
 def test_gradients_pass_straight_through_every_format(text):
-    layer = linear()
+    layer = linear(40, 12)
     quantized = QuantLinear.from_linear(layer, plan(weight=text, input=text))
     x = normal(7, 40).requires_grad_()
     quantized(x).square().sum().backward()
@@ -150,13 +135,13 @@ def test_gradients_in_evaluation_are_those_of_training(layer, make, x):
     ],
 )
 def test_scales_that_do_not_factor_out_take_the_float_path(weight, input):
-    quantized = QuantLinear.from_linear(linear(), plan(weight=weight, input=input))
+    quantized = QuantLinear.from_linear(linear(40, 12), plan(weight=weight, input=input))
     assert not quantized.is_integer
     assert torch.equal(quantized.eval()(normal(3, 40)), quantized.train()(normal(3, 40)))
 
 
 def test_zeros_take_the_integer_path():
-    layer = linear()
+    layer = linear(40, 12)
     with torch.no_grad():
         layer.weight[3] = 0
     quantized = QuantLinear.from_linear(layer, plan(weight="int4:channel", input="int4:channel")).eval()
@@ -226,7 +211,7 @@ def test_parameters_are_shared_and_ties_stay_tied():
 
 def test_hooks_and_modes_are_kept():
     seen = []
-    layer = linear().eval()
+    layer = linear(40, 12).eval()
     layer.register_forward_hook(lambda *_: seen.append("after"))
     layer.register_forward_pre_hook(lambda *_: seen.append("before"))
     quantized = QuantLinear.from_linear(layer, plan(weight="int8"))
@@ -277,8 +262,8 @@ def test_layers_are_made_on_the_meta_device():
         QuantConv2d(3, 4, 3, plan=plan(weight="mxint8"))
         QuantEmbedding(3, 4, plan=plan(weight="mxint8"))
     assert made.weight.is_meta
-    made.load_state_dict(linear().state_dict(), assign=True)
-    assert torch.equal(made(normal(2, 40)), QuantLinear.from_linear(linear(), made.plan)(normal(2, 40)))
+    made.load_state_dict(linear(40, 12).state_dict(), assign=True)
+    assert torch.equal(made(normal(2, 40)), QuantLinear.from_linear(linear(40, 12), made.plan)(normal(2, 40)))
 
 
 # --- int32 bias -------------------------------------------------------------------------------------------------------
@@ -314,9 +299,9 @@ def test_a_bias_in_int32_needs_integer_operands_with_fixed_scales():
         (spec("int8"), spec("int8"), "needs an input scale that is fixed"),
     ):
         with pytest.raises(FormatError, match=f"fc: bias int32 .*{told}"):
-            QuantLinear.from_linear(linear(), LayerPlan(weight=weight, input=input, bias=Spec(INT32)), "fc")
+            QuantLinear.from_linear(linear(40, 12), LayerPlan(weight=weight, input=input, bias=Spec(INT32)), "fc")
     with pytest.raises(FormatError, match="'int32' is for a bias only"):
-        QuantLinear.from_linear(linear(), LayerPlan(weight=Spec(INT32)), "fc")
+        QuantLinear.from_linear(linear(40, 12), LayerPlan(weight=Spec(INT32)), "fc")
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -332,6 +317,6 @@ def test_layers_that_compute_something_else_are_refused():
     with pytest.raises(DTypeError, match="accepted is a plain Conv1d"):
         QuantConv1d.from_conv(nn.Conv2d(1, 1, 1), plan(weight="int8"))
     with pytest.raises(DTypeError, match="parametrisation"):
-        QuantLinear.from_linear(nn.utils.parametrizations.weight_norm(linear()), plan(weight="int8"), "fc")
+        QuantLinear.from_linear(nn.utils.parametrizations.weight_norm(linear(40, 12)), plan(weight="int8"), "fc")
     with pytest.raises(DTypeError, match="not there yet"):
         QuantLinear.from_linear(nn.LazyLinear(3), plan(weight="int8"), "fc")

@@ -7,6 +7,9 @@ import pickle
 import octavo
 import pytest
 import torch
+from helpers.models import linear, plan, spec
+from helpers.quick import spread
+from helpers.values import normal
 from octavo import DTypeError, Format, FormatError, KernelError, ModelError, NonFiniteError
 from octavo.nn import (
     PackedConv1d,
@@ -18,31 +21,13 @@ from octavo.nn import (
     QuantEmbedding,
     QuantLinear,
 )
-from octavo.recipe.spec import INT32, Calibration, LayerPlan, Spec
-from quick import spread
+from octavo.recipe.spec import INT32, Spec
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import prune
 
 FORMATS = [str(fmt) for fmt in octavo.formats()]
 ORDER = 1e-5  # of float32 sums of some hundred products in another order, relative to the largest output
-
-
-def spec(text, method=None):
-    return Spec(Format(text), Calibration(method) if method else None)
-
-
-def plan(**texts):
-    return LayerPlan(**{role: text if isinstance(text, Spec) else spec(text) for role, text in texts.items()})
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def linear(k=96, n=40, bias=True):
-    torch.manual_seed(0)
-    return nn.Linear(k, n, bias=bias)
 
 
 def assert_close(a, b):

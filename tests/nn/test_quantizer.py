@@ -6,13 +6,13 @@ import pickle
 import octavo
 import pytest
 import torch
-from conftest import KINDS, sample
+from helpers.quick import spread
+from helpers.values import KINDS, normal, sample
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo import CalibrationError, DTypeError, Format, FormatError, NonFiniteError, ShapeError
 from octavo.nn import Quantizer
 from octavo.recipe.spec import Calibration, Spec
-from quick import spread
 
 FORMATS = [str(fmt) for fmt in octavo.formats()]
 WITH_SCALES = [text for text in FORMATS if Format(text).scale_type is not None]
@@ -29,10 +29,6 @@ def fixed(text, x, **options):
     packed = made.encode(x)
     made.set_scales(packed.scales, packed.zeros, packed.levels)
     return made
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("text", spread(FORMATS))

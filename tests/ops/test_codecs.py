@@ -2,14 +2,15 @@
 
 import numpy as np
 import octavo
-import oracle
 import pytest
 import torch
-from conftest import KINDS, at_level, available_levels, sample
-from quick import spread
+from helpers import oracle
+from helpers.codecs import assert_same_parts, takes
+from helpers.quick import spread
+from helpers.simd import at_level, available_levels
+from helpers.values import DTYPES, KINDS, assert_same_values, sample
 
 SHAPES = [(5, 67), (3, 96), (2, 3, 33), (1, 1), (200,), ()]
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def narrowed(x, dtype):
@@ -18,29 +19,6 @@ def narrowed(x, dtype):
         t = torch.from_numpy(np.array(x)).to(DTYPES[dtype])
     t = torch.where(torch.isinf(t), torch.finfo(t.dtype).max, t) if np.isfinite(x).all() else t
     return t, t.to(torch.float32).numpy()
-
-
-def assert_same_values(got, wanted):
-    """Equal bits, except that the sign of a zero carries no meaning."""
-    got, wanted = np.asarray(got, np.float32) + 0.0, np.asarray(wanted, np.float32) + 0.0
-    np.testing.assert_array_equal(np.isnan(got), np.isnan(wanted))
-    ok = ~np.isnan(wanted)
-    np.testing.assert_array_equal(got[ok].view(np.uint32), wanted[ok].view(np.uint32))
-
-
-def assert_same_parts(packed, wanted, spec):
-    """Codes, scales, zeros and levels, bit for bit, and the packed bytes."""
-    codes = packed.unpack().numpy().astype(np.int64) & (2**spec.width - 1)
-    np.testing.assert_array_equal(codes.reshape(wanted.codes.shape), wanted.codes)
-    if wanted.scales is not None:
-        assert packed.scales.numpy().dtype == wanted.scales.dtype
-        np.testing.assert_array_equal(packed.scales.numpy(), wanted.scales)
-    if wanted.zeros is not None:
-        np.testing.assert_array_equal(packed.unpack_zeros().numpy(), wanted.zeros)
-    if wanted.levels is not None:
-        np.testing.assert_array_equal(packed.levels.numpy(), wanted.levels)
-    rows = wanted.codes.reshape(wanted.codes.shape or (1,))
-    np.testing.assert_array_equal(packed.codes.numpy(), oracle.pack_bits(rows, spec.width).reshape(packed.codes.shape))
 
 
 def compare(x, text, rule, dtype, axis=-1):
@@ -55,10 +33,6 @@ def compare(x, text, rule, dtype, axis=-1):
             assert_same_parts(packed, wanted, spec)
             assert_same_values(octavo.decode(packed).float().numpy(), decoded)
             assert_same_values(octavo.quantize(t, text, scale=rule, axis=axis).float().numpy(), decoded)
-
-
-def takes(text, shape):
-    return shape or oracle.parse(text).scope not in ("block", "group", "channel")
 
 
 @pytest.mark.parametrize("text", spread(oracle.EXAMPLES, 6))

@@ -3,6 +3,7 @@
 import octavo
 import pytest
 import torch
+from helpers.values import normal
 from octavo.ops import codec as ops
 from octavo.ops import gemm, linear
 from octavo.tensors.formats import core
@@ -25,10 +26,6 @@ WEIGHTS = (
 )
 INTEGERS = (("int8:channel", "int8:channel"), ("int4:channel", "int8"), ("int8", "int8:channel"))
 ROUNDINGS = ("mxint8", "int8:channel", "fixed8.4", "e4m3", "nvfp4", "uint4:g32")
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def close(found, wanted):

@@ -4,12 +4,13 @@ import ctypes
 import ctypes.util
 
 import octavo
-import oracle
 import pytest
 import torch
+from helpers import oracle
+from helpers.oracle import EXAMPLES
+from helpers.quick import spread
+from helpers.values import normal
 from octavo.ops.linear import integer_linear, packed_embedding, packed_linear
-from oracle import EXAMPLES
-from quick import spread
 
 FORMATS = sorted({text for text in EXAMPLES if oracle.parse(text).width <= 32})
 ROWS = [1, 2, 4, 5, 16, 32, 33, 64]
@@ -22,10 +23,6 @@ HALF_ULP = {
     torch.bfloat16: (2.0**-8, 2.0**-134),
 }
 """Relative, and absolute below the smallest normal number."""
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 class Reference:

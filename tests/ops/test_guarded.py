@@ -8,7 +8,7 @@ from pathlib import Path
 import octavo
 import pytest
 
-HARNESS = Path(__file__).parents[1] / "attacks" / "guarded.py"
+HARNESS = Path(__file__).parents[2] / "fuzz" / "attacks" / "guarded.py"
 PACKAGE = Path(octavo.__file__).resolve().parents[1]
 
 

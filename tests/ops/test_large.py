@@ -3,10 +3,9 @@
 import octavo
 import pytest
 import torch
-from conftest import at_level
+from helpers.quick import spread
+from helpers.simd import at_level, available_levels
 from octavo import _core
-from ops.test_laws import LEVELS
-from quick import spread
 
 ops = torch.ops.octavo
 STREAMED = 8 << 20
@@ -31,7 +30,7 @@ def results(x, text):
 def test_large_results_have_the_bits_of_scalar_code(values, text):
     with at_level("scalar"):
         wanted = list(results(values, text))
-    for level in LEVELS[1:]:
+    for level in available_levels()[1:]:
         with at_level(level):
             for found, reference in zip(results(values, text), wanted, strict=True):
                 assert all(map(torch.equal, found, reference)), level
@@ -50,7 +49,7 @@ def test_sixteen_blocks_at_a_time_have_the_bits_of_scalar_code(text, rule):
         with at_level("scalar"):
             packed = octavo.encode(rows, text, scale=rule)
             wanted = packed.codes, packed.scales, octavo.quantize(rows, text, scale=rule)
-        for level in LEVELS[1:]:
+        for level in available_levels()[1:]:
             with at_level(level):
                 packed = octavo.encode(rows, text, scale=rule)
                 found = packed.codes, packed.scales, octavo.quantize(rows, text, scale=rule)

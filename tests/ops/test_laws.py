@@ -10,17 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import octavo
-import oracle
 import pytest
 import torch
-from conftest import KINDS, at_level, available_levels, sample
+from helpers import oracle
+from helpers.codecs import assert_same_parts, own_scales, random_scales, takes
+from helpers.oracle import EXAMPLES
+from helpers.quick import spread
+from helpers.simd import at_level, available_levels
+from helpers.values import DTYPES, KINDS, assert_same_bits, assert_same_values, random_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from octavo import NonFiniteError, PackedTensor, _core
 from octavo.tensors.packed_tensor import SCALE_DTYPES, part_shapes
-from ops.test_codecs import DTYPES, assert_same_parts, assert_same_values, takes
-from oracle import EXAMPLES
-from quick import spread
 
 # Signalling NaN among the inputs: adding 0 to one, as assert_same_values does, is an invalid operation.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in add")
@@ -47,17 +48,6 @@ def with_threads(count):
         _core.set_num_threads(before)
 
 
-def assert_same_bits(got, wanted):
-    """Every bit, the sign of zero included; NaN is NaN, whatever its payload."""
-    assert got.dtype == wanted.dtype and got.shape == wanted.shape
-    bits = torch.int32 if got.dtype == torch.float32 else torch.int16
-    nan = torch.isnan(wanted).ravel()
-    assert torch.equal(torch.isnan(got).ravel(), nan)
-    got, wanted = got.contiguous().view(bits), wanted.contiguous().view(bits)
-    wrong = torch.nonzero((got.ravel() != wanted.ravel()) & ~nan).ravel()
-    assert wrong.numel() == 0, f"{wrong.numel()} differ, first at {wrong[0]}"
-
-
 @dataclass
 class Case:
     """A tensor to be: shape, values and dtype."""
@@ -71,25 +61,7 @@ class Case:
         return np.random.default_rng(self.seed)
 
     def tensor(self):
-        return make(self.rng(), self.shape, self.kind, self.dtype)
-
-
-def make(rng, shape, kind, dtype="float32"):
-    """A tensor: finite values of one of KINDS, ``bits`` (any bit pattern), or ``specials`` (some NaN and infinities)."""
-    if kind == "bits":
-        bits = rng.integers(0, 2**32, shape, dtype=np.uint32)
-        if dtype == "float32":
-            return torch.from_numpy(bits.view(np.float32))
-        return torch.from_numpy((bits >> 16).astype(np.uint16).view(np.int16)).view(DTYPES[dtype])
-    x = sample(rng, shape, "normal" if kind == "specials" else kind)
-    x = torch.from_numpy(x).to(DTYPES[dtype])
-    largest = torch.finfo(x.dtype).max
-    x = x.clamp(-largest, largest)
-    if kind == "specials":
-        mark = torch.from_numpy(rng.random(shape))
-        for at, special in ((0.97, math.nan), (0.94, math.inf), (0.91, -math.inf)):
-            x[(mark > at) & (mark < at + 0.03)] = special
-    return x
+        return random_tensor(self.rng(), self.shape, self.kind, self.dtype)
 
 
 shapes = st.one_of(
@@ -117,37 +89,6 @@ def rule_of(text, case):
     """One of the format's scale rules."""
     accepted = oracle.rules(text)
     return accepted[case.seed % len(accepted)]
-
-
-def own_scales(packed):
-    """What makes ``quantize`` and ``encode`` use the scales of a PackedTensor."""
-    if packed.format.scale_type is None:
-        return {}
-    parts = {"scales": packed.scales}
-    if packed.format.core.has_zeros:
-        parts["zeros"] = packed.unpack_zeros()
-    if packed.format.core.has_levels:
-        parts["levels"] = packed.levels
-    return parts
-
-
-def random_scales(text, shape, rng, axis=-1):
-    """Scales of moderate size in storage form, zeros and levels, as keywords; empty for formats without scales."""
-    spec = oracle.parse(text)
-    _, wanted, _ = part_shapes(_core.Format(text), tuple(shape), axis)
-    if spec.scale == "none":
-        return {}
-    if spec.scale == "F":
-        parts = {"scales": rng.integers(-6, 10, wanted, dtype=np.int8)}
-    elif spec.scale == "e8m0":
-        parts = {"scales": rng.integers(115, 140, wanted, dtype=np.uint8)}
-    elif spec.scale == "e4m3":
-        parts = {"scales": rng.integers(1, 127, wanted, dtype=np.uint8), "levels": np.float32([0.37])}
-    else:
-        parts = {"scales": np.exp2(rng.uniform(-4, 4, wanted)).astype(spec.scale)}
-    if spec.family == "uint":
-        parts["zeros"] = rng.integers(0, 2**spec.width, wanted, dtype=np.int32)
-    return {name: torch.from_numpy(part) for name, part in parts.items()}
 
 
 def one_group(text, limit=96):
@@ -232,7 +173,7 @@ def test_quantize_is_idempotent_at_chosen_scales(text, case):
 @given(case=cases())
 def test_quantize_is_monotone(text, case):
     n, rule = one_group(text), rule_of(text, case)
-    x, _ = make(case.rng(), (3, n), case.kind, case.dtype).sort(dim=-1)
+    x, _ = random_tensor(case.rng(), (3, n), case.kind, case.dtype).sort(dim=-1)
     for row in x:  # one tensor has one scale here
         q = octavo.quantize(row, text, scale=rule).float().numpy()
         assert np.all(np.diff(q) >= 0)
@@ -306,14 +247,14 @@ def test_groups_look_only_inside_themselves(text, case):
     spec, rng, rule = oracle.parse(text), case.rng(), rule_of(text, case)
     block = spec.block if spec.scope == "block" else 20
     shape = (4, min(3 * block, 300) - block // 2)
-    x = make(rng, shape, case.kind, case.dtype)
+    x = random_tensor(rng, shape, case.kind, case.dtype)
     x[0, 0] = torch.finfo(x.dtype).max
     before = octavo.quantize(x, text, scale=rule)
     row = int(rng.integers(1, 4))
     column = int(rng.integers(0, shape[1])) // block * block if spec.scope == "block" else 0
     group = (row, slice(column, column + block if spec.scope == "block" else None))
     changed = x.clone()
-    changed[group] = make(rng, tuple(changed[group].shape), "wide", case.dtype)
+    changed[group] = random_tensor(rng, tuple(changed[group].shape), "wide", case.dtype)
     after = octavo.quantize(changed, text, scale=rule)
     others = torch.ones(shape, dtype=torch.bool)
     others[group] = False
@@ -409,9 +350,9 @@ def test_results_do_not_depend_on_simd_level(text, case):
 def inputs_of_several_units():
     rng = np.random.default_rng(9)
     return (
-        (make(rng, (3, 20_011), "wide"), -1),
-        (make(rng, (50_021,), "specials"), -1),
-        (make(rng, (700, 67), "normal", "bfloat16"), 0),
+        (random_tensor(rng, (3, 20_011), "wide"), -1),
+        (random_tensor(rng, (50_021,), "specials"), -1),
+        (random_tensor(rng, (700, 67), "normal", "bfloat16"), 0),
     )
 
 
@@ -440,7 +381,7 @@ def test_results_do_not_depend_on_thread_count(text):
 def test_results_do_not_depend_on_alignment(text):
     rng = np.random.default_rng(3)
     for dtype in DTYPES:
-        x = make(rng, (5, 61), "specials", dtype)
+        x = random_tensor(rng, (5, 61), "specials", dtype)
         wanted = results(x, text, "floor")
         for offset in range(1, 6):
             storage = torch.zeros(x.numel() + 8, dtype=x.dtype)
@@ -456,7 +397,7 @@ def test_results_do_not_depend_on_alignment(text):
 
 @pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_results_do_not_depend_on_strides(text):
-    x = make(np.random.default_rng(4), (6, 40), "normal")
+    x = random_tensor(np.random.default_rng(4), (6, 40), "normal")
     columns = torch.zeros(40, 6).copy_(x.T).T
     stepped = torch.zeros(12, 120)[::2, ::3].copy_(x)
     backwards = torch.flip(x, [0])
@@ -471,7 +412,7 @@ def test_results_do_not_depend_on_strides(text):
 
 @pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_results_do_not_depend_on_flushing_of_subnormals(text):
-    x = torch.cat([make(np.random.default_rng(5), (3, 40), kind) for kind in ("tiny", "wide", "normal")])
+    x = torch.cat([random_tensor(np.random.default_rng(5), (3, 40), kind) for kind in ("tiny", "wide", "normal")])
 
     def everything():
         return [results(x.to(dtype), text, rule) for dtype in DTYPES.values() for rule in oracle.rules(text)]
@@ -508,7 +449,7 @@ def test_in_place_and_out_equal_a_fresh_result(text):
         ((7, 45), 0, oracle.rules(text)),
         ((40, 450), -1, ["floor"]),
     ):
-        x = make(rng, shape, "specials")
+        x = random_tensor(rng, shape, "specials")
         for rule in rules:
             wanted = results(x, text, rule, axis=axis)
             kept = x.clone()
@@ -531,7 +472,7 @@ def test_encode_names_the_first_nonfinite_value_in_memory_order(text):
     rng = np.random.default_rng(7)
     for dtype, level in itertools.product(DTYPES, LEVELS):
         for shape in ((9, 50), (3, 5, 30)):
-            x = make(rng, shape, "normal", dtype)
+            x = random_tensor(rng, shape, "normal", dtype)
             places = rng.choice(x.numel(), 4, replace=False)
             x.view(-1)[torch.from_numpy(places)] = torch.tensor(
                 [math.nan, math.inf, -math.inf, math.nan], dtype=x.dtype
@@ -560,7 +501,7 @@ def test_the_first_nonfinite_value_of_a_large_tensor_is_named(text, count):
 def test_nan_changes_nothing_but_its_own_position(text):
     """Against the same tensor with that element absent, where the scale is not a mean over the count."""
     spec = oracle.parse(text)
-    x = make(np.random.default_rng(8), (4, 32), "normal")
+    x = random_tensor(np.random.default_rng(8), (4, 32), "normal")
     x[2, 5] = math.nan
     q = octavo.quantize(x, text)
     assert torch.isnan(q).nonzero().tolist() == [[2, 5]]
@@ -633,11 +574,11 @@ def compare_large(x, text, rule):
 @pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_tensors_of_several_chunks_equal_the_oracle(text):
     rng = np.random.default_rng(list(text.encode()))
-    compare_large(make(rng, (2 * CHUNK + 77,), "normal"), text, oracle.rules(text)[0])
-    compare_large(make(rng, (3, CHUNK + 5), "wide", "bfloat16"), text, oracle.rules(text)[-1])
+    compare_large(random_tensor(rng, (2 * CHUNK + 77,), "normal"), text, oracle.rules(text)[0])
+    compare_large(random_tensor(rng, (3, CHUNK + 5), "wide", "bfloat16"), text, oracle.rules(text)[-1])
 
 
 @pytest.mark.parametrize("text", spread([t for t in EXAMPLES if oracle.parse(t).scope == "channel"]))
 def test_rows_longer_than_one_thread_takes_equal_the_oracle(text):
     rng = np.random.default_rng(list(text.encode()))
-    compare_large(make(rng, (2, LONG_ROW + 4_321), "normal"), text, "floor")
+    compare_large(random_tensor(rng, (2, LONG_ROW + 4_321), "normal"), text, "floor")

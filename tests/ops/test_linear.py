@@ -1,14 +1,15 @@
 """Products that read packed weights: every format, shape, dtype and SIMD level against decoded weights in float64."""
 
 import octavo
-import oracle
 import pytest
 import torch
+from helpers import oracle
+from helpers.oracle import EXAMPLES
+from helpers.quick import spread
+from helpers.values import normal
 from octavo import DTypeError, FormatError, NonFiniteError, RangeError, ShapeError, _core
 from octavo.ops import linear
 from octavo.ops.linear import integer_linear, packed_embedding, packed_linear
-from oracle import EXAMPLES
-from quick import spread
 
 ops = torch.ops.octavo
 
@@ -22,10 +23,6 @@ SHAPES = [(1, 5, 40), (3, 17, 33), (6, 20, 129)]
 LARGE_SHAPES = [(1, 131, 333), (4, 70, 577), (5, 131, 333), (37, 66, 577)]
 """The same where kernels for large weights run: few rows of inputs, and many."""
 FORMATS = sorted({text for text in EXAMPLES if oracle.parse(text).width <= 32})
-
-
-def normal(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def assert_product(y, x, weight, bias=None, *, chunk=1):

@@ -7,11 +7,11 @@ import numpy as np
 import octavo
 import pytest
 import torch
-from conftest import at_level, available_levels
+from helpers.codecs import random_scales
+from helpers.simd import at_level, available_levels
+from helpers.values import DTYPES, normal
 from octavo.tensors.formats import core
-from ops.test_codecs import DTYPES
-from ops.test_ops import random_scales
-from ops.test_passing import normal, pairs
+from ops.test_passing import pairs
 
 ops = torch.ops.octavo
 SATURATING = pairs(False)

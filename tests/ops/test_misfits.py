@@ -7,6 +7,7 @@ import pickle
 import octavo
 import pytest
 import torch
+from helpers.values import normal
 from octavo import DTypeError, FormatError, ShapeError, _core
 from octavo.ops import codec_cuda as ops_cuda
 from octavo.ops import gemm, linear, linear_cuda, sparse
@@ -24,10 +25,6 @@ def every_op():
     names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("octavo::")}
     assert len(names) > 15
     return [getattr(OPS, name.removeprefix("octavo::")) for name in sorted(names)]
-
-
-def normal(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 # ----------------------------------------------------------------------------------------------------------- PackedTensor

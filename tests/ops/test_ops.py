@@ -5,24 +5,19 @@ import shutil
 
 import numpy as np
 import octavo
-import oracle
 import pytest
 import torch
-from conftest import at_level, available_levels, sample
+from helpers import oracle
+from helpers.codecs import own_scales, random_scales
+from helpers.oracle import EXAMPLES
+from helpers.quick import spread
+from helpers.simd import at_level, available_levels
+from helpers.values import DTYPES, assert_same_bits, normal, sample
 from octavo import DTypeError, FormatError, NonFiniteError, ShapeError
 from octavo.ops.codec import pack_zeros
-from ops.test_codecs import DTYPES
-from ops.test_laws import assert_same_bits, own_scales, random_scales
-from oracle import EXAMPLES
-from quick import spread
 
 OPCHECKED = ["fixed8:channel", "int4:g32", "uint4:g7", "e4m3", "binary2:channel", "mxfp4/12", "nvfp4", "nf4"]
 ops = torch.ops.octavo
-
-
-def normal(*shape, seed=0, dtype=torch.float32, grad=False):
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-    return x.requires_grad_(grad)
 
 
 def stored(packed):
@@ -44,7 +39,7 @@ def learnable(text):
 @pytest.mark.parametrize("text", spread(OPCHECKED))
 def test_ops_keep_the_contract_of_torch_library(text):
     for dtype, axis in ((torch.float32, -1), (torch.bfloat16, 0))[: 2 if text == "int4:g32" else 1]:
-        x = normal(6, 40, dtype=dtype, grad=True)
+        x = normal(6, 40, dtype=dtype).requires_grad_()
         packed = octavo.encode(x, text, axis=axis)
         options = (text, axis, "floor")
         scales = stored(packed)
@@ -67,7 +62,7 @@ def test_ops_keep_the_contract_of_torch_library(text):
 
 @pytest.mark.parametrize("text", ["int8", "int4:channel", "int4:g32"])
 def test_learned_scales_keep_the_contract_of_torch_library(text):
-    x = normal(3, 40, grad=True)
+    x = normal(3, 40).requires_grad_()
     scales = octavo.encode(x, text).scales.requires_grad_()
     torch.library.opcheck(ops.quantize.default, (x, text), {"scales": scales})
     torch.library.opcheck(
@@ -93,7 +88,7 @@ def test_quantize_compiles_without_graph_breaks(kind):
 
     values, grads = [], []
     for function in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
-        x, w = normal(5, 64, grad=True), normal(7, 64, seed=1, grad=True)
+        x, w = normal(5, 64).requires_grad_(), normal(7, 64, seed=1).requires_grad_()
         scales.grad = None
         value = function(x, w)
         value.backward()
@@ -133,7 +128,7 @@ def test_quantize_compiles_with_inductor():
 
     results = []
     for function in (step, torch.compile(step, fullgraph=True)):
-        x, w = normal(8, 64, grad=True), normal(16, 64, seed=1, grad=True)
+        x, w = normal(8, 64).requires_grad_(), normal(16, 64, seed=1).requires_grad_()
         y = function(x, w)
         y.square().mean().backward()
         results.append((y.detach(), x.grad, w.grad))
@@ -276,7 +271,7 @@ def test_learned_scales_reduce_the_error(text):
 
 @pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_every_format_trains(text):
-    weight, x = normal(12, 33, grad=True), normal(20, 33, seed=1)
+    weight, x = normal(12, 33).requires_grad_(), normal(20, 33, seed=1)
     target = normal(20, 12, seed=2)
     optimizer = torch.optim.SGD([weight], lr=0.05)
     for _ in range(3):
@@ -296,7 +291,7 @@ def test_scales_that_cannot_learn_say_so():
 
 
 def test_out_refuses_gradients():
-    x = normal(2, 32, grad=True)
+    x = normal(2, 32).requires_grad_()
     with pytest.raises(DTypeError, match="no gradient"):
         octavo.quantize(x, "mxint8", out=torch.empty(2, 32))
     with torch.no_grad():
@@ -308,7 +303,7 @@ def test_writing_out_is_seen_by_autograd(write):
     """Writing into a tensor that a backward pass needs is an error of torch, not a wrong gradient."""
     x, target = normal(4, 32), octavo.encode(normal(4, 32), "int8")
     saved = target.scales if write == "encode" else x
-    y = normal(*saved.shape, grad=True)
+    y = normal(*saved.shape).requires_grad_()
     product = (y * saved).sum()
     if write == "quantize":
         octavo.quantize(x, "mxint8", out=x)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import octavo.ops.codec
 import pytest
 import torch
+from helpers.values import normal
 from octavo import CudaError, DTypeError, NonFiniteError, ShapeError, _core
 from octavo.ops import codec_cuda as ops_cuda
 from octavo.tensors.formats import core
@@ -83,10 +84,6 @@ def kernels(monkeypatch):
     return stand_in
 
 
-def normal(shape, dtype=torch.float32, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
 def equal(got, wanted):
     assert got.shape == wanted.shape and got.dtype == wanted.dtype and got.is_contiguous()
     assert torch.equal(got, wanted)
@@ -95,7 +92,7 @@ def equal(got, wanted):
 @pytest.mark.parametrize("text", FORMATS)
 def test_results_are_those_of_the_processor_along_every_axis(text, kernels):
     for i, (shape, axis) in enumerate(SHAPES):
-        x, grad = normal(shape, FLOATS[i % 3], i), normal(shape, FLOATS[i % 3], i + 9)
+        x, grad = normal(*shape, seed=i, dtype=FLOATS[i % 3]), normal(*shape, seed=i + 9, dtype=FLOATS[i % 3])
         rule = ("floor", "ceil", "mse")[i % 3] if core(text).is_block else "floor"
         parts = cpu.encode(x, text, axis, rule)
         for got, wanted in zip(cuda.encode(x, text, axis, rule), parts, strict=True):
@@ -118,7 +115,7 @@ def test_results_are_those_of_the_processor_along_every_axis(text, kernels):
             equal(got, wanted)
         if core(text).scale_type is None or not x.numel():
             continue
-        y = normal(shape, FLOATS[i % 3], i + 3)
+        y = normal(*shape, seed=i + 3, dtype=FLOATS[i % 3])
         given = (
             axis,
             rule,
@@ -137,7 +134,7 @@ def test_results_are_those_of_the_processor_along_every_axis(text, kernels):
 
 
 def test_other_layouts_and_addresses_are_read_from_a_copy():
-    x = normal((40, 6)).t()
+    x = normal(40, 6).t()
     equal(cuda.quantize(x, "mxint8"), cpu.quantize(x.contiguous(), "mxint8"))
     bits = torch.zeros(2 * 64 + 1, dtype=torch.uint8)[1:].view(torch.uint8)
     odd = torch.frombuffer(bits.numpy(), dtype=torch.bfloat16, count=64)
@@ -145,7 +142,7 @@ def test_other_layouts_and_addresses_are_read_from_a_copy():
 
 
 def test_the_first_value_that_is_not_finite_is_named_in_the_callers_order():
-    x = normal((4, 6))
+    x = normal(4, 6)
     x[1, 5], x[3, 0] = math.inf, math.nan
     for axis in (-1, 0):
         with pytest.raises(NonFiniteError, match=r"'mxint8': value inf at flat position 11; encode takes finite"):
@@ -164,12 +161,12 @@ def test_the_first_value_that_is_not_finite_is_named_in_the_callers_order():
 def test_the_default_policy_is_refused_while_a_graph_is_captured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(CudaError, match="pass nonfinite='saturate'"):
-        cuda.encode(normal((2, 32)), "mxint8")
-    cuda.encode(normal((2, 32)), "mxint8", nonfinite="saturate")
+        cuda.encode(normal(2, 32), "mxint8")
+    cuda.encode(normal(2, 32), "mxint8", nonfinite="saturate")
 
 
 def test_what_does_not_fit_is_refused_before_any_work(kernels):
-    x = normal((4, 64))
+    x = normal(4, 64)
     parts = cpu.encode(x, "mxint8")
     with pytest.raises(DTypeError, match=r"'mxint8': scales are on meta, expected cpu"):
         cuda.quantize(x, "mxint8", scales=parts[1].to("meta"))
@@ -178,7 +175,7 @@ def test_what_does_not_fit_is_refused_before_any_work(kernels):
     with pytest.raises(DTypeError, match="float64"):
         cuda.quantize(x.double(), "mxint8")
     with pytest.raises(ShapeError, match="out overlaps x"):
-        memory = normal((5, 64))
+        memory = normal(5, 64)
         cuda.quantize_out(memory[:4], "mxint8", out=memory[1:])
     with pytest.raises(ShapeError, match="contiguous"):
         cuda.quantize_out(x, "mxint8", out=torch.empty(64, 4).t())

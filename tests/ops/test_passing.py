@@ -5,20 +5,16 @@ import math
 
 import numpy as np
 import octavo
-import oracle
 import pytest
 import torch
-from conftest import at_level, available_levels, sample
+from helpers import oracle
+from helpers.oracle import EXAMPLES
+from helpers.quick import spread
+from helpers.simd import at_level, available_levels
+from helpers.values import DTYPES, normal, sample
 from octavo.tensors.formats import core
-from ops.test_codecs import DTYPES
-from oracle import EXAMPLES
-from quick import spread
 
 ops = torch.ops.octavo
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def pairs(passing):

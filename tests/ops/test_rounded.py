@@ -1,14 +1,15 @@
 """Products of inputs rounded to a format: those of the rounded inputs, whichever kernel multiplies codes."""
 
 import octavo
-import oracle
 import pytest
 import torch
+from helpers import oracle
+from helpers.oracle import EXAMPLES
+from helpers.quick import spread
+from helpers.values import normal
 from octavo import DTypeError, FormatError, NonFiniteError, ShapeError, _core
 from octavo.ops import linear
 from octavo.ops.linear import integer_linear, packed_linear, rounded_linear
-from oracle import EXAMPLES
-from quick import spread
 
 ops = torch.ops.octavo
 
@@ -30,10 +31,6 @@ INPUTS = [
     "int8:g7",
 ]
 ROWS = (1, 2, 3, 4, 7, 16, 17)
-
-
-def normal(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def assert_product(y, x, weight, input_format, bias=None):

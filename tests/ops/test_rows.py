@@ -1,12 +1,13 @@
 """A row's product depends on that row, the weights, the number of rows and the SIMD level alone: to the bit."""
 
 import octavo
-import oracle
 import pytest
 import torch
+from helpers import oracle
+from helpers.oracle import EXAMPLES
+from helpers.quick import spread
+from helpers.values import normal
 from octavo.ops.linear import integer_linear, packed_linear
-from oracle import EXAMPLES
-from quick import spread
 
 FORMATS = sorted({text for text in EXAMPLES if oracle.parse(text).width <= 32})
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -15,10 +16,6 @@ ROWS = [2, 4, 5, 16, 33]
 SHAPES = [(6, 40), (70, 577)]
 """Rows of weights and columns: of the plain kernel, and of those for large weights."""
 BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def kinds(k, seed=0):

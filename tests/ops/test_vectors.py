@@ -7,12 +7,13 @@ Two things are no differences: the sign of a zero, and code -0, for which FORMAT
 import math
 
 import numpy as np
+import ocp_mx
 import octavo
-import oracle
 import pytest
 import torch
+from helpers import oracle
+from helpers.quick import spread
 from octavo import PackedTensor
-from quick import spread
 from test_oracle import (
     ELEMENT,
     MASE_CUDA_DECODE_DEVIATIONS,
@@ -27,8 +28,6 @@ from test_oracle import (
     same,
 )
 
-OCP = ["fp8_e5m2", "fp8_e4m3", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1", "int8"]
-
 
 def unpacked(packed):
     """Codes as unsigned integers in the layout of the values."""
@@ -39,21 +38,19 @@ def without_negative_zero(codes, width):
     return np.where(codes == 2 ** (width - 1), 0, codes)
 
 
-@pytest.mark.parametrize("name", OCP)
-def test_mx_codes_scales_and_values_equal_the_ocp_model(name, simd):
-    arrays, index = recorded("ocp", "ocp_mx.npz")
-    cases = [(key, case) for key, case in index.items() if case["format"] == name]
-    assert len(cases) == 7
-    for key, case in cases:
-        x = arrays[case["input"]]
-        packed = octavo.encode(x, MX[name])
-        np.testing.assert_array_equal(packed.scales.numpy().ravel(), arrays[key + "__scale_u8"], err_msg=key)
-        codes = arrays[key + "__code_u8"].astype(np.int64) & (2**packed.format.width - 1)
-        if name != "int8":
+@pytest.mark.parametrize("text", ocp_mx.ELEMENTS)
+def test_mx_codes_scales_and_values_equal_the_ocp_definition(text, simd):
+    vectors = ocp_mx.recorded()
+    for case in ocp_mx.recorded_cases():
+        x, values = vectors[f"inputs.{case}"], vectors[f"{text}.{case}.values"]
+        packed = octavo.encode(x, text)
+        np.testing.assert_array_equal(packed.scales.numpy().ravel(), vectors[f"{text}.{case}.scales"], err_msg=case)
+        codes = vectors[f"{text}.{case}.codes"].astype(np.int64)
+        if text != "mxint8":
             codes = without_negative_zero(codes, packed.format.width)
-        np.testing.assert_array_equal(unpacked(packed), codes, err_msg=key)
-        assert_same(octavo.decode(packed).numpy(), arrays[key], key)
-        assert_same(octavo.quantize(x, MX[name]), arrays[key], key)
+        np.testing.assert_array_equal(unpacked(packed), codes, err_msg=case)
+        assert_same(octavo.decode(packed).numpy(), values, case)
+        assert_same(octavo.quantize(x, text), values, case)
 
 
 @pytest.mark.parametrize("name", list(MX))

@@ -4,16 +4,13 @@
 :func:`octavo.train.launch.launch` started, runs it in all of them.
 """
 
-import contextlib
 import json
 import os
-import random
-import signal
 import sys
-import time
 from pathlib import Path
 
 import torch
+from helpers.kills import kill_until_done
 from octavo.prune import Cubic, Iterative, callback, prune_model, report
 from octavo.train import checkpoint
 from train.tiny import Model, run
@@ -43,30 +40,6 @@ def content(folder):
     return checkpoint.digest(held), weights
 
 
-def kill(folder, kills, seed):
-    """Train in a child, kill it after a random time, again and again; then let it finish. Print where it got."""
-    moments, reached = random.Random(seed), []
-    for attempt in range(kills + 1):
-        child = os.fork()  # no thread runs yet: torch is told to use one
-        if child == 0:
-            status = 1
-            with contextlib.suppress(BaseException):
-                gradual(folder)
-                status = 0
-            os._exit(status)
-        if attempt < kills:
-            time.sleep(moments.uniform(0.01, 0.25))
-            os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
-            break
-        if not os.WIFSIGNALED(status):
-            sys.exit(f"the child failed in attempt {attempt}")
-        held = checkpoint.available(Path(folder))
-        reached.append(held[0].name if held else None)
-    print(json.dumps(reached))
-
-
 def share(folder):
     """Train in several processes, and write what each of them holds in the end."""
     model = pruned()
@@ -80,4 +53,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "share":
         share(Path(sys.argv[2]))
     else:
-        kill(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+        folder, kills, seed = Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+        kill_until_done(lambda: gradual(folder), folder, kills, seed, longest=0.25)

@@ -2,8 +2,8 @@
 
 import random
 
-import pytest
 import torch
+from helpers.models import transformer
 from octavo.lab.classifiers import Classifier, ClassifierConfig
 from octavo.lab.polynomials.seq2seq import Seq2SeqConfig, network
 from torch import nn
@@ -14,69 +14,49 @@ def _sizes(seed):
     return chosen.choice([8, 16]), chosen.choice([2, 4]), chosen.choice([12, 20]), chosen.choice([2, 3])
 
 
-def bert(seed):
-    transformers = pytest.importorskip("transformers")
-    BertConfig, BertForSequenceClassification = transformers.BertConfig, transformers.BertForSequenceClassification
-
+def of_transformers(kind, seed, **config):
     head, heads, inner, layers = _sizes(seed)
-    return BertForSequenceClassification(BertConfig(
-        vocab_size=50, hidden_size=head * heads, num_attention_heads=heads, intermediate_size=inner,
-        num_hidden_layers=layers, max_position_embeddings=32,
-    ))  # fmt: skip
+    return transformer(kind, seed=seed, width=head * heads, heads=heads, inner=inner, layers=layers, **config)
+
+
+def bert(seed):
+    return of_transformers("BertForSequenceClassification", seed, max_position_embeddings=32)
 
 
 def gpt2(seed):
-    transformers = pytest.importorskip("transformers")
-    GPT2Config, GPT2LMHeadModel = transformers.GPT2Config, transformers.GPT2LMHeadModel
-
-    head, heads, inner, layers = _sizes(seed)
-    return GPT2LMHeadModel(GPT2Config(
-        vocab_size=50, n_embd=head * heads, n_head=heads, n_inner=inner, n_layer=layers, n_positions=32,
-        bos_token_id=1, eos_token_id=2,
-    ))  # fmt: skip
+    return of_transformers("GPT2LMHeadModel", seed)
 
 
-def _llama(family, seed, **more):
-    transformers = pytest.importorskip("transformers")
-
-    head, heads, inner, layers = _sizes(seed)
-    config = getattr(transformers, f"{family}Config")(
-        vocab_size=50, hidden_size=head * heads, num_attention_heads=2 * heads, num_key_value_heads=heads, head_dim=head,
-        intermediate_size=inner, num_hidden_layers=layers, pad_token_id=0, **more,
-    )  # fmt: skip
-    return getattr(transformers, f"{family}ForCausalLM")(config)
+def _grouped(kind, seed, **config):
+    """A decoder with two heads of queries for each of keys and values."""
+    head, heads, *_ = _sizes(seed)
+    config = {
+        "num_attention_heads": 2 * heads,
+        "num_key_value_heads": heads,
+        "head_dim": head,
+        "pad_token_id": 0,
+        **config,
+    }
+    return of_transformers(kind, seed, **config)
 
 
 def llama(seed):
-    return _llama(
-        "Llama", seed, attention_bias=seed % 2 == 0, mlp_bias=seed % 2 == 0, tie_word_embeddings=seed % 3 == 0
-    )
+    biases = {"attention_bias": seed % 2 == 0, "mlp_bias": seed % 2 == 0}
+    return _grouped("LlamaForCausalLM", seed, **biases, tie_word_embeddings=seed % 3 == 0)
 
 
 def qwen(seed):
-    return _llama("Qwen2", seed)
+    return _grouped("Qwen2ForCausalLM", seed)
 
 
 def vit(seed):
-    transformers = pytest.importorskip("transformers")
-    ViTConfig, ViTForImageClassification = transformers.ViTConfig, transformers.ViTForImageClassification
-
-    head, heads, inner, layers = _sizes(seed)
-    return ViTForImageClassification(ViTConfig(
-        image_size=16, patch_size=8, hidden_size=head * heads, num_attention_heads=heads, intermediate_size=inner,
-        num_hidden_layers=layers,
-    ))  # fmt: skip
+    return of_transformers("ViTForImageClassification", seed)
 
 
 def t5(seed):
-    transformers = pytest.importorskip("transformers")
-    T5Config, T5ForConditionalGeneration = transformers.T5Config, transformers.T5ForConditionalGeneration
-
-    head, heads, inner, layers = _sizes(seed)
-    return T5ForConditionalGeneration(T5Config(
-        vocab_size=50, d_model=24, d_kv=head, d_ff=inner, num_layers=layers, num_heads=heads, decoder_start_token_id=0,
-        feed_forward_proj="gated-gelu" if seed % 2 else "relu",
-    ))  # fmt: skip
+    head, *_ = _sizes(seed)
+    gates = "gated-gelu" if seed % 2 else "relu"
+    return of_transformers("T5ForConditionalGeneration", seed, d_model=24, d_kv=head, feed_forward_proj=gates)
 
 
 def classifier(seed):

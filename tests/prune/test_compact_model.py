@@ -5,11 +5,11 @@ import copy
 import octavo
 import pytest
 import torch
+from helpers.quick import spread
 from octavo import ContainerError, DTypeError, ModelError
 from octavo.prune import compact_model, groups
 from octavo.prune.sizes import KEY, shrink, sizes_of
 from prune.prune_zoo import MODELS, batch, made, result
-from quick import spread
 from torch import nn
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}  # of the largest output: sums in another order

@@ -1,7 +1,6 @@
 """Pruning in training: the schedule is met exactly, and a run that was stopped ends with the same bits."""
 
 import json
-import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -10,25 +9,18 @@ from pathlib import Path
 import octavo
 import pytest
 import torch
+from helpers.ptrace import needed
+from helpers.quick import spread
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo.prune import Cubic, Iterative, callback, fold_model, prune_model, report
 from octavo.train.launch import launch
 from prune.gradual import SCHEDULES, content, gradual, pruned
-from ptrace import needed
-from quick import spread
 from torch import nn
-from train.tiny import Model, Rule
+from train.tiny import Crash, Model, Rule
 
 WORKER = Path(__file__).with_name("gradual.py")
 WEIGHTS = ("hidden.weight", "head.weight")
-
-
-@pytest.fixture(autouse=True)
-def _tests_are_found(monkeypatch):
-    """In the processes that tests start, too."""
-    tests = str(Path(__file__).resolve().parents[1])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")])))
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +110,6 @@ def test_movement_is_minus_the_sum_of_weight_times_gradient_over_the_updates():
     assert torch.equal(model.hidden.masks.weight_scores, expected.flatten())
 
 
-class Stop(Exception):
-    pass
-
-
 class Stopping(Rule):
     def __init__(self, at):
         super().__init__()
@@ -129,14 +117,14 @@ class Stopping(Rule):
 
     def batch(self, step, micro, start, size):
         if step == self.at:
-            raise Stop
+            raise Crash
         return super().batch(step, micro, start, size)
 
 
 @pytest.mark.parametrize("stops", [(1,), (7, 8), (15, 27, 28, 39)], ids=str)
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, whole, stops):
     for stop in stops:
-        with pytest.raises(Stop):
+        with pytest.raises(Crash):
             gradual(tmp_path, task=Stopping(stop))
     gradual(tmp_path)
     assert content(tmp_path) == content(whole)
@@ -147,7 +135,7 @@ def test_pruning_while_training_through_a_format_resumes_bit_for_bit(tmp_path):
         return octavo.quantize_model(pruned("magnitude"), "type:Linear int8:channel@mse", progress=False)
 
     gradual(tmp_path / "whole", model())
-    with pytest.raises(Stop):
+    with pytest.raises(Crash):
         gradual(tmp_path / "stopped", model(), Stopping(17))
     gradual(tmp_path / "stopped", model())
     assert content(tmp_path / "stopped") == content(tmp_path / "whole")

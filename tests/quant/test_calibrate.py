@@ -5,13 +5,14 @@ import math
 import octavo
 import pytest
 import torch
+from helpers.models import spec
+from helpers.values import normal
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo import CalibrationError, Format, FormatError, NonFiniteError
 from octavo.graph.tensor_statistics import Statistics
 from octavo.quant.activation_scales import activation_scales, quantize_to, range_of, scales_of
 from octavo.quant.weight_scales import weight_scales
-from octavo.recipe.spec import Calibration, Spec
 
 # A value of the histogram stands for those within half a bin, whose width is 2^-10 of its binade.
 HISTOGRAM = 2**-10
@@ -20,17 +21,9 @@ SINGLE = ["int8", "int4", "int2", "uint8", "uint4", "uint12", "fixed8", "fixed4"
 GROUPED = ["int4", "int4:channel", "int4:g32", "int3:g20", "uint4:g32", "uint8:channel", "fixed6:channel", "fixed8", "nf4", "nf3/20", "binary2:channel", "ternary:channel"]  # fmt: skip
 
 
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def heavy(*shape, seed=0):
     """Activations with outliers, as of a transformer."""
     return normal(*shape, seed=seed) * normal(*shape, seed=seed + 1).exp()
-
-
-def spec(text, method, argument=None):
-    return Spec(Format(text), Calibration(method, argument))
 
 
 def seen_of(*tensors):

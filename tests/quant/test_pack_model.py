@@ -6,6 +6,7 @@ import gc
 import octavo
 import pytest
 import torch
+from helpers.models import tensor_bytes
 from octavo import DTypeError, ModelError, NonFiniteError, lora
 from octavo.nn import PackedEmbedding, PackedLayer, PackedLinear, QuantLinear
 from torch import nn
@@ -53,10 +54,6 @@ def bert(**sizes):
 
 def quantized(recipe="mxint8", model=None):
     return octavo.quantize_model(bert() if model is None else model, recipe, progress=False)
-
-
-def held(model):
-    return sum(t.nbytes for t in {id(t): t for t in [*model.parameters(), *model.buffers()]}.values())
 
 
 def floats_of(numels):
@@ -137,7 +134,7 @@ def test_layers_without_a_weight_format_stay():
 def test_resident_bytes_are_at_most_27_percent_of_fp32():
     model = bert(words=3000, width=128, inner=512)
     packed = octavo.pack_model(quantized(model=model))
-    assert held(packed) <= SHARE * held(model)
+    assert tensor_bytes(packed) <= SHARE * tensor_bytes(model)
 
 
 def test_no_dense_weight_lives_on():

@@ -8,6 +8,7 @@ import weakref
 import octavo
 import pytest
 import torch
+from helpers.models import packed, transformer
 from octavo import ContainerError, ModelError
 from octavo.nn.transformers_methods import OurMethods
 
@@ -16,21 +17,13 @@ transformers = pytest.importorskip("transformers")
 IDS = torch.arange(16).view(2, 8)
 
 
-def bert():
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
-    )
-    return transformers.BertForMaskedLM(config).eval()
-
-
 @torch.no_grad()
 def logits(model):
     return model(IDS).logits
 
 
 def simulated():
-    return octavo.quantize_model(bert(), "mxint8", progress=False)
+    return octavo.quantize_model(transformer("BertForMaskedLM", heads=4), "mxint8", progress=False)
 
 
 WAYS = {
@@ -87,7 +80,7 @@ def test_what_would_change_the_file_is_refused(tmp_path):
         simulated().save_pretrained(tmp_path / "model", push_to_hub=True)
     model.save_pretrained(tmp_path / "model", is_main_process=False)
     assert not (tmp_path / "model").exists()
-    bert().save_pretrained(tmp_path / "float")
+    transformer("BertForMaskedLM", heads=4).save_pretrained(tmp_path / "float")
     with pytest.raises(ContainerError, match="ambiguous"):
         model.save_pretrained(tmp_path / "float")
     model.save_pretrained(tmp_path / "packed")
@@ -158,7 +151,7 @@ def test_models_of_other_libraries_around_it_keep_their_own():
     class Around(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.model, self.config = bert(), None
+            self.model, self.config = transformer("BertForMaskedLM", heads=4), None
 
         def save_pretrained(self, folder):
             return "mine"
@@ -168,48 +161,25 @@ def test_models_of_other_libraries_around_it_keep_their_own():
 
 
 def test_float_models_and_failures_keep_their_own():
-    model = bert()
+    model = transformer("BertForMaskedLM", heads=4)
     with pytest.raises(octavo.CalibrationError):
         octavo.quantize_model(model, "int8 ; type:Linear int8 input=int8@minmax", inplace=True, progress=False)
     octavo.quantize_model(model, "", inplace=True, progress=False)
     assert type(model) is transformers.BertForMaskedLM
 
 
-TIED = {"tie_word_embeddings": True}
+MODELS = {
+    "bert": "BertForMaskedLM", "gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "t5": "T5ForConditionalGeneration",
+    "vit": "ViTForImageClassification",
+}  # fmt: skip
 
 
-def gpt2():
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        vocab_size=50, n_embd=32, n_head=4, n_layer=1, n_positions=32, bos_token_id=1, eos_token_id=2, **TIED
-    ))  # fmt: skip
+def model_of(name):
+    tied = {} if name in ("bert", "vit") else {"tie_word_embeddings": True}
+    return transformer(MODELS[name], layers=2 if name == "bert" else 1, heads=4, **tied)
 
 
-def llama():
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, **TIED
-    ))  # fmt: skip
-
-
-def t5():
-    return transformers.T5ForConditionalGeneration(transformers.T5Config(
-        vocab_size=50, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, decoder_start_token_id=0, **TIED
-    ))  # fmt: skip
-
-
-def vit():
-    return transformers.ViTForImageClassification(transformers.ViTConfig(
-        image_size=16, patch_size=8, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4
-    ))  # fmt: skip
-
-
-MODELS = {"bert": bert, "gpt2": gpt2, "llama": llama, "t5": t5, "vit": vit}
 WITH_TOKENS = [name for name in MODELS if name != "vit"]
-
-
-def packed(name):
-    torch.manual_seed(0)
-    model = MODELS[name]().eval()
-    return model, octavo.pack_model(octavo.quantize_model(model, "mxint8", progress=False))
 
 
 def inputs(name):
@@ -223,7 +193,8 @@ def inputs(name):
 @torch.no_grad()
 def test_what_other_packages_ask_of_a_model_is_answered(name):
     """As lm-eval, Trainer and pipelines do: ties, counts, devices, dtypes, copies."""
-    model, small = packed(name)
+    model = model_of(name)
+    small = packed(model, "mxint8")
     expected = small(**inputs(name)).logits
     small.tie_weights()  # lm-eval does it
     small.tie_weights(recompute_mapping=False)
@@ -245,7 +216,8 @@ def test_what_other_packages_ask_of_a_model_is_answered(name):
 @pytest.mark.filterwarnings("ignore::octavo.UnusedLayerWarning")
 @pytest.mark.parametrize("name", WITH_TOKENS)
 def test_tables_of_tokens_tell_their_size_and_keep_it(name):
-    model, small = packed(name)
+    model = model_of(name)
+    small = packed(model, "mxint8")
     for quantized in (small, octavo.quantize_model(model, "mxint8", progress=False)):
         table = quantized.get_input_embeddings()
         assert (table.weight.shape, table.weight.device, table.weight.dtype) == ((50, 32), model.device, model.dtype)
@@ -264,8 +236,7 @@ def test_tables_of_tokens_tell_their_size_and_keep_it(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_models_without_values_are_refused_by_name(name):
     """Tensors on the meta device, before any work."""
-    torch.manual_seed(0)
-    empty = MODELS[name]().to("meta")
+    empty = model_of(name).to("meta")
     first = next(key for key, _ in empty.named_parameters())
     batch = [inputs(name)]
     doors = [
@@ -279,8 +250,8 @@ def test_models_without_values_are_refused_by_name(name):
     for door in doors:
         with pytest.raises(ModelError, match=f"{first}: on the meta device.*load_model"):
             door()
-    _, small = packed(name)
-    rounded = octavo.quantize_model(MODELS[name](), "mxint8", progress=False)
+    small = packed(model_of(name), "mxint8")
+    rounded = octavo.quantize_model(model_of(name), "mxint8", progress=False)
     part = next(key for key, layer in rounded.named_modules() if isinstance(layer, octavo.nn.QuantLayer))
     rounded.get_submodule(part).to("meta")
     with pytest.raises(ModelError, match=f"{part}.weight: on the meta device"):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.models import same_tensors
 from octavo import Format, FormatError, ModelError, quantize_model
 from octavo.quant import FormatSchedule, freeze_scales
 from octavo.recipe.spec import Calibration, Spec
@@ -22,11 +23,6 @@ def tiny(recipe, **options):
 def fit(model, folder, steps, **options):
     changes = {name: options.pop(name) for name in ("evaluate_every", "compile", "precision") if name in options}
     return train(model, Rule(), TrainConfig(steps=steps, **CONFIG, **changes), folder, progress=False, **options)
-
-
-def same(a, b):
-    a, b = a.state_dict(), b.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +57,7 @@ def test_evaluating_changes_no_statistic(tmp_path):
     models = [tiny(recipe), tiny(recipe)]
     fit(models[0], tmp_path / "never", 12)
     fit(models[1], tmp_path / "often", 12, evaluate_every=1)
-    assert same(*models)
+    assert same_tensors(*(model.state_dict() for model in models))
 
 
 # --- formats that change ----------------------------------------------------------------------------------------------
@@ -104,7 +100,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path, recipe, stop):
     fit(parts, tmp_path / "parts", stop, callbacks=schedules())
     again = tiny(recipe)
     fit(again, tmp_path / "parts", 9, callbacks=schedules())
-    assert same(whole, again)
+    assert same_tensors(whole.state_dict(), again.state_dict())
     assert formats(again) == {"int5:channel"}
 
 

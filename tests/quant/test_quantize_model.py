@@ -7,11 +7,12 @@ import pickle
 import octavo
 import pytest
 import torch
-from octavo import CalibrationError, DTypeError, Format, FormatError, NonFiniteError, quantize_model
+from helpers.models import copied_state, same_tensors, spec
+from octavo import CalibrationError, DTypeError, FormatError, NonFiniteError, quantize_model
 from octavo.nn import QuantConv1d, QuantEmbedding, Quantizer, QuantLinear, QuantMatmul
 from octavo.quant import freeze_scales, prepare_model
 from octavo.quant.calibration import Products
-from octavo.recipe.spec import Calibration, LayerPlan, Spec
+from octavo.recipe.spec import LayerPlan
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import prune
@@ -45,19 +46,7 @@ def data(count=4, size=3, seed=0):
     return [torch.randint(0, 13, (size, 7), generator=generator) for _ in range(count)]
 
 
-def spec(text, method=None, argument=None):
-    return Spec(Format(text), Calibration(method, argument) if method else None)
-
-
 W8A8 = "int8:channel; type:Linear input=int8@mse; type:QuantMatmul input=int8@minmax"
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-
-
-def state(model):
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 # --- what changes and what stays --------------------------------------------------------------------------------------
@@ -67,7 +56,9 @@ def state(model):
 def test_an_empty_recipe_changes_no_bit(recipe):
     model = Model().eval()
     quantized = quantize_model(model, recipe)
-    assert same(state(quantized), state(model)) and torch.equal(quantized(data()[0]), model(data()[0]))
+    assert same_tensors(copied_state(quantized), copied_state(model)) and torch.equal(
+        quantized(data()[0]), model(data()[0])
+    )
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -76,7 +67,7 @@ def test_layers_are_replaced_and_everything_else_stays(inplace):
     model.norm.eval()
     seen = []
     model.mix.register_forward_hook(lambda *_: seen.append(1))
-    before, random = state(model), torch.random.get_rng_state()
+    before, random = copied_state(model), torch.random.get_rng_state()
     quantized = quantize_model(model, W8A8, calibration=data(), inplace=inplace, progress=False)
     assert (quantized is model) == inplace
     assert isinstance(quantized.mix, QuantLinear) and quantized.again is quantized.mix
@@ -84,15 +75,15 @@ def test_layers_are_replaced_and_everything_else_stays(inplace):
     assert quantized.head.weight is quantized.embed.weight
     assert quantized.training and not quantized.norm.training and quantized.mix.training
     assert torch.equal(torch.random.get_rng_state(), random)
-    after = state(quantized)
-    assert same({name: after[name] for name in before}, before)
+    after = copied_state(quantized)
+    assert same_tensors({name: after[name] for name in before}, before)
     assert quantized.mix.input_quantizer.is_static and not quantized.mix.weight_quantizer.is_static
     assert all(q.enabled for q in quantized.modules() if isinstance(q, Quantizer))
     seen.clear()
     quantized(data()[0])
     assert seen == [1, 1]
     if not inplace:
-        assert type(model.mix) is nn.Linear and same(state(model), before)
+        assert type(model.mix) is nn.Linear and same_tensors(copied_state(model), before)
 
 
 def test_a_quantized_model_is_near_the_float_model():
@@ -107,14 +98,14 @@ def test_a_quantized_model_is_near_the_float_model():
 def test_order_and_size_of_batches_change_no_scale(reorder):
     texts = "int4:g8@mse; type:Linear input=uint8@kl output=int8@quantile:0.99; type:QuantMatmul input=int6@mse"
     first, other = (quantize_model(Model(), texts, calibration=given) for given in (data(), reorder(data())))
-    assert same(state(first), state(other))
+    assert same_tensors(copied_state(first), copied_state(other))
 
 
 def test_batches_are_mappings_tuples_or_single_arguments():
     forms = [[(x, 1) for x in data()], [[x, 1] for x in data()], [{"ids": x, "shift": 1} for x in data()]]
-    states = [state(quantize_model(Model(), W8A8, calibration=form)) for form in forms]
-    assert same(states[0], states[1]) and same(states[0], states[2])
-    assert not same(states[0], state(quantize_model(Model(), W8A8, calibration=data())))
+    states = [copied_state(quantize_model(Model(), W8A8, calibration=form)) for form in forms]
+    assert same_tensors(states[0], states[1]) and same_tensors(states[0], states[2])
+    assert not same_tensors(states[0], copied_state(quantize_model(Model(), W8A8, calibration=data())))
 
 
 def test_as_many_batches_are_read_as_hold_the_samples():
@@ -128,7 +119,9 @@ def test_as_many_batches_are_read_as_hold_the_samples():
     limited = quantize_model(Model(), W8A8, calibration=batches(), samples=7)
     assert len(read) == 3  # of 3 samples each
     samples = torch.cat(data(10))[:7]
-    assert same(state(limited), state(quantize_model(Model(), W8A8, calibration=[samples], samples=None)))
+    assert same_tensors(
+        copied_state(limited), copied_state(quantize_model(Model(), W8A8, calibration=[samples], samples=None))
+    )
 
 
 def test_the_root_may_be_a_layer():
@@ -143,7 +136,7 @@ def test_a_quantized_model_is_quantized_again_from_its_float_weights():
     model = Model()
     first = quantize_model(model, "int2; type:Linear input=int8@mse", calibration=data())
     again = quantize_model(first, W8A8, calibration=data())
-    assert same(state(again), state(quantize_model(model, W8A8, calibration=data())))
+    assert same_tensors(copied_state(again), copied_state(quantize_model(model, W8A8, calibration=data())))
 
 
 def test_progress_is_told_to_a_function():
@@ -183,7 +176,7 @@ def test_a_saved_model_loads_into_a_prepared_one():
     with pytest.raises(CalibrationError, match="load a state dict"):
         prepared(data()[0])
     prepared.load_state_dict(torch.load(file, weights_only=True))
-    assert same(state(prepared), state(quantized))
+    assert same_tensors(copied_state(prepared), copied_state(quantized))
     assert torch.equal(prepared(data()[0]), quantized(data()[0]))
     assert {n for n, p in prepared.named_parameters()} == {n for n, p in quantized.named_parameters()}
 
@@ -202,11 +195,11 @@ def test_a_state_of_the_float_model_loads_strictly():
 def test_evaluating_and_training_forward_change_no_statistic():
     quantized = quantize_model(Model(), MIXED, calibration=data())
     quantized.norm.eval()
-    before = state(quantized)
+    before = copied_state(quantized)
     for training in (False, True):
         quantized.mix.train(training)
         quantized(data(seed=3)[0] * 1)
-    assert same(state(quantized), before)
+    assert same_tensors(copied_state(quantized), before)
 
 
 def test_copies_and_pickles_compute_alike():
@@ -353,7 +346,7 @@ def test_an_iterator_of_batches_is_as_good_as_a_list(count, samples):
         quantize_model(Again(), recipe, calibration=batches, samples=samples, progress=False)
         for batches in (given, iter(given), (x for x in given))
     )
-    assert all(same(state(wanted), state(model)) for model in found)
+    assert all(same_tensors(copied_state(wanted), copied_state(model)) for model in found)
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -367,12 +360,12 @@ def test_weights_are_as_they_were_where_gptq_fails(monkeypatch, inplace):
 
     monkeypatch.setattr(octavo.quant, "gptq", fails, raising=False)
     model = Model()
-    before = state(model)
+    before = copied_state(model)
     with pytest.raises(NonFiniteError, match="mix: weight: hessian holds NaN"):
         quantize_model(
             model, "name:mix weight=int4:g8@gptq; name:conv weight=int4:g8@gptq", calibration=data(), inplace=inplace
         )
-    assert len(asked) == 1 and same(state(model), before)
+    assert len(asked) == 1 and same_tensors(copied_state(model), before)
 
 
 @pytest.mark.parametrize("fmt", ["int4:g8", "uint4:channel", "mxint4/8", "mxfp4", "nvfp4", "nf4/8", "e4m3", "fixed6"])
@@ -419,12 +412,12 @@ def test_a_tied_weight_is_not_solved_for_one_of_its_owners(method):
 def refused(error, match, recipe, model=None, **options):
     """Refused, and nothing has changed."""
     model = model or Model()
-    before, types = state(model), [type(module) for module in model.modules()]
+    before, types = copied_state(model), [type(module) for module in model.modules()]
     for inplace in (False, True):
         with pytest.raises(error, match=match):
             quantize_model(model, recipe, inplace=inplace, **options)
         assert [type(module) for module in model.modules()] == types
-        after = state(model)
+        after = copied_state(model)
         assert after.keys() == before.keys()
         assert all(torch.equal(after[name], before[name]) or before[name].isnan().any() for name in before)
 

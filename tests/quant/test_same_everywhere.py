@@ -6,12 +6,12 @@ import numpy as np
 import octavo
 import pytest
 import torch
+from helpers.quick import spread
 from octavo import _core
 from octavo.quant import gptq, hqq
 from octavo.quant.calibration import Products
 from octavo.search import measure_sensitivity
 from octavo.tensors.fixed_order import logarithm, one_thread, ordered_sum
-from quick import spread
 from torch import nn
 
 LEVELS = ("scalar", "avx2", "avx512")[: ("scalar", "avx2", "avx512").index(_core.simd_level()) + 1]

@@ -7,7 +7,7 @@ import random
 
 import octavo
 import pytest
-from browser import browser, open_in_browser, open_in_frame
+from helpers.browser import browser, open_in_browser, open_in_frame
 from octavo.report.compare_reports import compare_reports, comparison_page
 from octavo.report.compression_report import check_report
 from report.samples import compression, value

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from browser import browser, open_in_browser, open_in_frame
+from helpers.browser import browser, open_in_browser, open_in_frame
 from octavo.report.compression_page import compression_page
 from octavo.report.compression_report import PARTS, check_report
 from report.samples import compression

@@ -5,17 +5,16 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from helpers.processes import python
 from octavo.errors import ConfigError, FormatError
 from octavo.search.forked_workers import check_workers, measured_by
 
 COMPARED = """
-import sys, torch
+import torch
 torch.set_num_threads(1)
-sys.path.insert(0, {here!r})
-from test_compress_model import compressed, state_of
+from compress.test_compress_model import compressed, state_of
 one, two = compressed(), compressed(workers=2, journal={journal!r})
 assert str(one.recipe) == str(two.recipe)
 assert one.found.chosen.quality == two.found.chosen.quality
@@ -36,17 +35,18 @@ list(measured_by(2, work, [1, 2]))
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 
-def run(code):
+def run_alone(code):
     """Forks belong to a process of their own: this one may have threads of other tests."""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+    done = python(code, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 def test_several_workers_choose_what_one_chooses(tmp_path):
-    run(COMPARED.format(here=str(Path(__file__).parents[1] / "compress"), journal=str(tmp_path)))
+    run_alone(COMPARED.format(journal=str(tmp_path)))
 
 
 def test_results_have_the_order_of_the_points_and_errors_arrive():
-    run("""
+    run_alone("""
 import os
 from octavo.errors import FormatError
 from octavo.search.forked_workers import measured_by
@@ -66,7 +66,7 @@ else:
 
 def test_workers_end_after_each_error():
     """Over and over: a worker that is ended amid the sending of its result must not keep the others waiting."""
-    run("""
+    run_alone("""
 from octavo.search.forked_workers import measured_by
 def refuse(point):
     if point == 3:
@@ -82,7 +82,7 @@ for _ in range(20):
 
 
 def test_a_killed_worker_is_named():
-    run("""
+    run_alone("""
 import os, signal
 from octavo.errors import WorkerError
 from octavo.search.forked_workers import measured_by

@@ -3,10 +3,10 @@
 import octavo
 import pytest
 import torch
+from helpers.quick import spread
 from octavo import quantize_model
 from octavo.errors import FormatError
 from octavo.search import measure_sensitivity, tune
-from quick import spread
 from torch import nn
 
 pytestmark = pytest.mark.filterwarnings("ignore::octavo.OctavoWarning")

@@ -6,6 +6,7 @@ import numpy as np
 import octavo
 import pytest
 import torch
+from helpers.models import packed
 from octavo.model_folder.pack_checkpoint import measure
 from octavo.report.compression_report import PARTS, check_report
 from octavo.search import Group, Sensitivity
@@ -28,10 +29,6 @@ class Model(nn.Module):
 
     def forward(self, x):
         return self.head(self.norm(self.conv(self.embedding(x).mT).mT))
-
-
-def packed(model, recipe):
-    return octavo.pack_model(octavo.quantize_model(model, recipe, progress=False))
 
 
 def whole(**parts):

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from helpers.processes import are_gone
 from octavo.storage import children
-from train.test_launch import gone
 
 PARENT = """
 import subprocess, sys, time
@@ -28,7 +28,7 @@ def test_a_child_ends_with_its_parent(tmp_path, number):
     child = int(parent.stdout.readline())
     parent.send_signal(number)
     parent.communicate()
-    assert gone([child])
+    assert are_gone([child])
 
 
 def test_a_child_whose_parent_is_gone_already_ends_at_once(tmp_path):

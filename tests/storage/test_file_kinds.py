@@ -4,13 +4,13 @@ import gzip
 import io
 import json
 import lzma
-import tarfile
 import zipfile
 
 import numpy as np
 import octavo
 import pytest
 import torch
+from helpers.files import tar
 from octavo import ContainerError
 from octavo.data import BytePairTokenizer, write_shards
 from octavo.storage import file_kinds
@@ -29,13 +29,6 @@ def archive(names) -> bytes:
     with zipfile.ZipFile(file, "w") as made:
         for name in names:
             made.writestr(name, "x")
-    return file.getvalue()
-
-
-def tar() -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as made:
-        made.addfile(tarfile.TarInfo("x"))
     return file.getvalue()
 
 

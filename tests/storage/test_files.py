@@ -14,11 +14,8 @@ from contextlib import contextmanager
 import octavo
 import pytest
 import torch
+from helpers.files import entry_names
 from octavo.storage import files, folders, locks
-
-
-def entries(folder):
-    return sorted(entry.name for entry in folder.iterdir())
 
 
 @contextmanager
@@ -45,7 +42,7 @@ def test_a_file_has_its_old_content_until_the_end_and_then_the_new(tmp_path, mod
         file.flush()
         assert path.read_bytes() == b"old" if there else not path.exists()
     assert path.read_bytes() == (content if mode == "wb" else content.encode())
-    assert entries(tmp_path) == ["file"]
+    assert entry_names(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, OSError])
@@ -55,7 +52,7 @@ def test_after_an_error_the_old_content_stays_and_nothing_else(tmp_path, error):
     with pytest.raises(error), files.whole(path) as file:
         file.write(b"x" * 10**6)
         raise error
-    assert path.read_bytes() == b"old" and entries(tmp_path) == ["file"]
+    assert path.read_bytes() == b"old" and entry_names(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize("mode", ["wb", "w"])
@@ -67,7 +64,7 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, mode, limit):
         for _ in range(100):
             file.write(b"x" * 1000 if mode == "wb" else "x" * 1000)
     assert caught.value.errno == errno.EFBIG and caught.value.filename == str(path)
-    assert path.read_bytes() == b"" and entries(tmp_path) == ["file"]
+    assert path.read_bytes() == b"" and entry_names(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize("missing", ["no/such/file", ".", "plain/file"])
@@ -77,7 +74,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, missing):
     with pytest.raises(OSError) as caught, files.whole(path):
         pass
     assert caught.value.filename == str(path)
-    assert entries(tmp_path) == ["plain"]
+    assert entry_names(tmp_path) == ["plain"]
 
 
 def test_symbolic_links_are_followed_also_to_what_is_not_there(tmp_path):
@@ -114,7 +111,7 @@ def test_pipes_and_devices_are_written_directly(tmp_path):
     reader.start()
     files.write(tmp_path / "pipe", b"through")
     reader.join()
-    assert read == [b"through"] and entries(tmp_path) == ["pipe"]
+    assert read == [b"through"] and entry_names(tmp_path) == ["pipe"]
     files.write("/dev/null", b"x")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
     with pytest.raises(OSError, match="/dev/full"):
@@ -136,7 +133,7 @@ def test_every_name_that_a_file_can_have_can_be_written(tmp_path, name):
     if name == ".":
         name = ".hidden"
     files.write(tmp_path / name, b"x")
-    assert entries(tmp_path) == [name]
+    assert entry_names(tmp_path) == [name]
 
 
 # --- what killed processes leave --------------------------------------------------------------------------------------
@@ -161,13 +158,13 @@ with files.whole(sys.argv[1] + "/file") as file:
 
 def test_what_a_killed_writer_left_goes_with_the_next_write_and_a_living_one_keeps_its_own(tmp_path):
     child = killed(WRITING, tmp_path)
-    (left,) = entries(tmp_path)
+    (left,) = entry_names(tmp_path)
     files.write(tmp_path / "other", b"")
-    assert entries(tmp_path) == [left, "other"]
+    assert entry_names(tmp_path) == [left, "other"]
     child.kill()
     child.wait()
     files.write(tmp_path / "other", b"")
-    assert entries(tmp_path) == ["other"]
+    assert entry_names(tmp_path) == ["other"]
 
 
 def test_what_others_call_alike_is_left_alone(tmp_path):
@@ -175,7 +172,7 @@ def test_what_others_call_alike_is_left_alone(tmp_path):
     for name in names:
         (tmp_path / name).write_bytes(b"")
     files.write(tmp_path / "file", b"")
-    assert entries(tmp_path) == sorted([*names, "file"])
+    assert entry_names(tmp_path) == sorted([*names, "file"])
 
 
 NATIVE = """
@@ -190,15 +187,15 @@ os.read(0, 1)
 
 def test_what_a_killed_container_writer_left_goes_with_the_next_and_a_living_one_keeps_its_own(tmp_path):
     child = killed(NATIVE, tmp_path)
-    (left,) = entries(tmp_path)
+    (left,) = entry_names(tmp_path)
     octavo.save({"a": torch.zeros(3)}, tmp_path / "model.safetensors")
-    assert entries(tmp_path) == [left, "model.safetensors"]
+    assert entry_names(tmp_path) == [left, "model.safetensors"]
     child.kill()
     child.wait()
     octavo.save({"a": torch.zeros(3)}, tmp_path / "other.safetensors")
-    assert left in entries(tmp_path)
+    assert left in entry_names(tmp_path)
     octavo.save({"a": torch.zeros(3)}, tmp_path / "model.safetensors")
-    assert entries(tmp_path) == ["model.safetensors", "other.safetensors"]
+    assert entry_names(tmp_path) == ["model.safetensors", "other.safetensors"]
 
 
 def test_a_file_swept_before_it_was_locked_is_made_again(tmp_path, monkeypatch):
@@ -211,7 +208,7 @@ def test_a_file_swept_before_it_was_locked_is_made_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(locks, "take", late)
     files.write(tmp_path / "file", b"x")
-    assert (tmp_path / "file").read_bytes() == b"x" and entries(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"x" and entry_names(tmp_path) == ["file"]
 
 
 def test_many_writers_of_one_file_and_sweepers_leave_one_whole_file(tmp_path):
@@ -231,7 +228,7 @@ def test_many_writers_of_one_file_and_sweepers_leave_one_whole_file(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert not failures and entries(tmp_path) == ["file"]
+    assert not failures and entry_names(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize(

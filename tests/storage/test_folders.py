@@ -8,15 +8,12 @@ import threading
 
 import octavo
 import pytest
+from helpers.files import entry_names
 from octavo.model_folder.weight_files import PACKED_NAME
 from octavo.storage import files, folders
 from torch import nn
 
 OWNED = ("config.json", "generation_config.json", "model.safetensors")
-
-
-def entries(folder):
-    return sorted(entry.name for entry in folder.iterdir())
 
 
 def content(folder):
@@ -47,14 +44,14 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path, way):
         (stage / "file").write_text("x")
         assert not target.exists()
         raise KeyboardInterrupt
-    assert entries(tmp_path / "deep") == []
+    assert entry_names(tmp_path / "deep") == []
     old = fill(target, "old")
     with pytest.raises(KeyboardInterrupt), folders.whole(target) as stage:
         (stage / "config.json").write_text("new")
         raise KeyboardInterrupt
-    assert content(target) == old and entries(tmp_path / "deep") == ["new"]
+    assert content(target) == old and entry_names(tmp_path / "deep") == ["new"]
     new = fill(target, "new")
-    assert content(target) == new and entries(tmp_path / "deep") == ["new"]
+    assert content(target) == new and entry_names(tmp_path / "deep") == ["new"]
 
 
 def test_what_the_user_keeps_in_a_folder_stays_and_what_belongs_to_the_old_model_goes(tmp_path, way):
@@ -75,7 +72,7 @@ def test_what_the_user_keeps_in_a_folder_stays_and_what_belongs_to_the_old_model
     assert (target / "link").is_symlink() and os.readlink(target / "dangling") == "nowhere"
     assert (target / "notes" / "empty").is_dir() and stat.S_IMODE((target / "notes").stat().st_mode) == 0o750
     assert (target / "notes" / "one.txt").stat().st_ino == inode
-    assert entries(tmp_path) == ["model"]
+    assert entry_names(tmp_path) == ["model"]
 
 
 def test_a_folder_keeps_its_mode_and_a_new_one_has_that_of_the_umask(tmp_path, way):
@@ -99,7 +96,7 @@ def test_a_symbolic_link_is_followed(tmp_path, way):
     (tmp_path / "link").symlink_to("real")
     written = fill(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink() and content(tmp_path / "real") == written
-    assert entries(tmp_path) == ["link", "real"]
+    assert entry_names(tmp_path) == ["link", "real"]
 
 
 @pytest.mark.parametrize("below", ["model", "deep/model"])
@@ -107,7 +104,7 @@ def test_a_file_in_the_place_of_a_parent_is_no_directory(tmp_path, way, below):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(NotADirectoryError, match="file"):
         fill(tmp_path / "file" / below, "new")
-    assert entries(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "mine"
+    assert entry_names(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_full_folder_is_refused_without_overwrite_before_and_after_the_work(tmp_path, way):
@@ -118,7 +115,7 @@ def test_a_full_folder_is_refused_without_overwrite_before_and_after_the_work(tm
     with pytest.raises(FileExistsError), folders.whole(tmp_path / "late", overwrite=False) as stage:
         (stage / "file").write_text("new")
         late = fill(tmp_path / "late", "late")
-    assert content(tmp_path / "late") == late and entries(tmp_path) == ["late", "model"]
+    assert content(tmp_path / "late") == late and entry_names(tmp_path) == ["late", "model"]
     (tmp_path / "empty").mkdir()
     assert fill(tmp_path / "empty", "new", overwrite=False) == content(tmp_path / "empty")
 
@@ -131,14 +128,14 @@ def test_a_file_in_the_way_of_a_folder_or_the_reverse_changes_nothing(tmp_path, 
     with pytest.raises(OSError), folders.whole(tmp_path / "model") as stage:
         (stage / new).parent.mkdir(exist_ok=True)
         (stage / new).write_text("new")
-    assert content(tmp_path / "model") == before and entries(tmp_path) == ["model"]
+    assert content(tmp_path / "model") == before and entry_names(tmp_path) == ["model"]
 
 
 def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(NotADirectoryError) as caught:
         fill(tmp_path / "file", "new")
-    assert caught.value.filename == str(tmp_path / "file") and entries(tmp_path) == ["file"]
+    assert caught.value.filename == str(tmp_path / "file") and entry_names(tmp_path) == ["file"]
 
 
 def test_a_shell_that_stands_in_the_folder_still_stands_in_it(tmp_path, monkeypatch):
@@ -146,7 +143,7 @@ def test_a_shell_that_stands_in_the_folder_still_stands_in_it(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path / "model")
     written = fill(".", "new")
     assert content(tmp_path / "model") == written and os.path.samefile(".", tmp_path / "model")
-    assert entries(tmp_path) == ["model"]
+    assert entry_names(tmp_path) == ["model"]
 
 
 def test_files_that_came_late_are_kept(tmp_path, monkeypatch):
@@ -198,7 +195,7 @@ def test_readers_see_one_model_while_writers_take_turns(tmp_path):
         writer.join()
     stop.set()
     reader.join()
-    assert not failures and len(seen) > 1 and entries(tmp_path) == ["model"]
+    assert not failures and len(seen) > 1 and entry_names(tmp_path) == ["model"]
 
 
 # --- what killed processes leave --------------------------------------------------------------------------------------
@@ -232,10 +229,10 @@ def test_what_a_killed_writer_left_goes_with_the_next_write_and_nothing_is_lost(
     old = fill(tmp_path / "model", "old")
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "model")], capture_output=True)
     assert killed.returncode == -9, killed.stderr
-    assert len(entries(tmp_path)) == 2
+    assert len(entry_names(tmp_path)) == 2
     assert (tmp_path / "model").exists() == (code is FILLING)
     fill(tmp_path / "other", "x")
-    assert entries(tmp_path) == ["model", "other"]
+    assert entry_names(tmp_path) == ["model", "other"]
     assert content(tmp_path / "model") == old
 
 
@@ -256,4 +253,4 @@ def test_a_saved_model_never_has_the_configuration_of_another(tmp_path):
     (tmp_path / "model" / "config.json").write_text("of another model")
     (tmp_path / "model" / "tokenizer.json").write_text("mine")
     octavo.save_model(nn.Linear(4, 2), tmp_path / "model")
-    assert entries(tmp_path / "model") == [PACKED_NAME, "tokenizer.json"]
+    assert entry_names(tmp_path / "model") == [PACKED_NAME, "tokenizer.json"]

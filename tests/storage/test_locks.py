@@ -35,7 +35,7 @@ def holder(folder, how=""):
 def test_a_second_process_is_refused_and_told_who_is_at_work(tmp_path):
     child, _ = holder(tmp_path)
     try:
-        with pytest.raises(LockedError) as caught, FolderLock(tmp_path, what="study", option="--out"):
+        with pytest.raises(LockedError) as caught, FolderLock(tmp_path, label="study", option="--out"):
             pass
         told = str(caught.value)
         assert told.startswith(f"{tmp_path}: another process is at work on this study (process {child.pid} on ")

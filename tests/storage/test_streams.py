@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.quick import spread
 from octavo.errors import DTypeError
 from octavo.lab.polynomials.native_engine import Engine
 from octavo.storage.streams import read_some, write_all
-from quick import spread
 
 MAIN = "from octavo.cli import main; main()"
 LINES = 6000  # their answers are more than a pipe or a socket holds

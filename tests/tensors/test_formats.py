@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import octavo
-import oracle
 import pytest
+from helpers import oracle
+from helpers.oracle import EXAMPLES
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo import Format, FormatError
-from oracle import EXAMPLES
 
 CATALOGUE = [str(fmt) for fmt in octavo.formats()]
 TEXTS = list(dict.fromkeys([*CATALOGUE, *EXAMPLES]))

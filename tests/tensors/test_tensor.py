@@ -7,18 +7,18 @@ import pickle
 import ml_dtypes
 import numpy as np
 import octavo
-import oracle
 import pytest
 import torch
+from helpers import oracle
+from helpers.codecs import takes
+from helpers.oracle import EXAMPLES
+from helpers.quick import spread
+from helpers.values import DTYPES, assert_same_bits, random_tensor
 from octavo import DTypeError, Format, PackedTensor, ShapeError, late_binding
-from ops.test_codecs import DTYPES, takes
-from ops.test_laws import assert_same_bits, make
-from oracle import EXAMPLES
-from quick import spread
 
 
 def tensor(shape=(6, 50), kind="normal", dtype="float32", seed=0):
-    return make(np.random.default_rng(seed), shape, kind, dtype)
+    return random_tensor(np.random.default_rng(seed), shape, kind, dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------------- bytes

@@ -11,6 +11,7 @@ from pathlib import Path
 import octavo
 import pytest
 import torch
+from helpers.processes import are_gone
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo.train import ConfigError, checkpoint
@@ -20,7 +21,6 @@ from octavo.train.launch import launch
 from octavo.train.loop import _parts
 from octavo.train.precision import Precision
 from octavo.train.task import share
-from train.test_launch import gone
 from train.tiny import Model, Rule, config, lines, losses, run
 
 WORKER = str(Path(__file__).with_name("worker.py"))
@@ -145,7 +145,7 @@ def test_all_processes_end_when_one_is_killed_and_the_same_command_goes_on_bit_f
     launcher, workers, command = started(tmp_path / "run")
     os.kill(launcher.pid if victim == "launcher" else workers[victim], signal.SIGKILL)
     assert launcher.wait(60) == (-9 if victim == "launcher" else 137)
-    assert gone(workers)
+    assert are_gone(workers)
     launcher.stderr.close()
     assert launch(command, 2) == 0
     assert losses(tmp_path / "run").tolist() == losses(both / "two").tolist()
@@ -159,7 +159,7 @@ def test_processes_of_torchrun_end_with_its_agent(tmp_path):
     agent.kill()
     agent.wait()
     agent.stderr.close()
-    assert gone(workers)
+    assert are_gone(workers)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lab.language.gpt.mixer_parts import SmoothedHead
 from octavo.errors import ContractError, DataError, ModelError
 from octavo.lab.language.gpt import GPT, Attention, GPTConfig, GridSoftmax, GridTable, RowSmoothing, contracts
 from octavo.lab.language.gpt.attention_mixer import AttentionMixer
@@ -46,11 +47,6 @@ def small(head=None, mixer=None):
     return model
 
 
-class Smoothed(SoftmaxHead):
-    def nll(self, h_ND, y_N):
-        return nn.functional.cross_entropy(self.scores(h_ND), y_N, reduction="none", label_smoothing=0.1)
-
-
 class Unnormalised(SoftmaxHead):
     def log_probs(self, h_ND):
         return nn.functional.logsigmoid(self.scores(h_ND))
@@ -64,7 +60,7 @@ class SeesTheFuture(AttentionMixer):
 def test_a_smoothed_loss_an_unnormalised_head_and_a_leak_are_refused_by_name():
     assert exact_nll(small(), STREAM, context=20).tokens == 100
     with pytest.raises(ContractError, match=r"^one loss: .* smoothing"):
-        exact_nll(small(head=Smoothed), STREAM, context=20)
+        exact_nll(small(head=SmoothedHead), STREAM, context=20)
     with pytest.raises(ContractError, match=r"^normalization: "):
         exact_nll(small(head=Unnormalised), STREAM, context=20)
     with pytest.raises(ModelError, match="sees the future"):

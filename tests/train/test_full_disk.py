@@ -9,8 +9,7 @@ from contextlib import contextmanager
 import pytest
 from octavo.search.journal import Journal
 from octavo.train import checkpoint
-from train.test_resume import assert_same_run
-from train.tiny import run
+from train.tiny import assert_same_run, run
 
 CHANGES = {"steps": 16, "checkpoint_every": 4, "evaluate_every": 6, "keep": 2, "log_every": 1}
 

@@ -8,6 +8,7 @@ import textwrap
 import time
 
 import pytest
+from helpers.processes import are_gone
 from octavo.train.launch import launch
 
 START = "import sys; from octavo.train.launch import launch; sys.exit(launch(sys.argv[1:], 3))"
@@ -44,22 +45,6 @@ def started(request):
         process.kill()
         process.wait()
         process.stderr.close()
-
-
-def gone(pids, seconds=10.0):
-    """Whether none of the processes is left; a zombie that nobody has waited for yet is none."""
-
-    def alive(pid):
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                return file.read().rpartition(")")[2].split()[0] not in "ZX"
-        except OSError:
-            return False
-
-    deadline = time.monotonic() + seconds
-    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not any(alive(pid) for pid in pids)
 
 
 @pytest.mark.parametrize("codes, expected", [((0, 0, 0), 0), ((0, 3, 0), 3), ((130, 130, 130), 130)])
@@ -100,21 +85,21 @@ def test_a_killed_launcher_takes_its_workers_along(tmp_path, started, deaf):
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN)"
     launcher, workers = started(tmp_path, f"{ignore if deaf else ''}\nTELL\ntime.sleep(600)")
     launcher.kill()
-    assert gone(workers)
+    assert are_gone(workers)
 
 
 def test_the_pipe_alone_ends_workers_where_the_kernel_sends_no_signal(tmp_path, started):
     unset = "import ctypes; ctypes.CDLL(None).prctl(1, 0)"
     launcher, workers = started(tmp_path, f"{unset}\nTELL\ntime.sleep(600)")
     launcher.kill()
-    assert gone(workers)
+    assert are_gone(workers)
 
 
 @pytest.mark.parametrize("rank", [0, *(pytest.param(rank, marks=pytest.mark.slow) for rank in (1, 2))])
 def test_a_killed_worker_takes_the_others_along(tmp_path, started, rank):
     launcher, workers = started(tmp_path, "TELL\ntime.sleep(600)")
     os.kill(workers[rank], signal.SIGKILL)
-    assert launcher.wait(20) == 137 and gone(workers)
+    assert launcher.wait(20) == 137 and are_gone(workers)
     assert b"was ended by SIGKILL; the same command goes on" in launcher.stderr.read()
 
 
@@ -135,7 +120,7 @@ def test_a_signal_reaches_every_worker_once_and_its_code_comes_back(tmp_path, st
     """
     launcher, workers = started(tmp_path, count)
     os.killpg(launcher.pid, number)
-    assert launcher.wait(20) == code and gone(workers)
+    assert launcher.wait(20) == code and are_gone(workers)
 
 
 @pytest.mark.slow
@@ -155,5 +140,5 @@ def test_what_a_worker_has_started_ends_with_it_where_another_fails(tmp_path, st
     children = [int((tmp_path / f"told.{rank}").read_text()) for rank in (1, 2)]
     first = next(pid for pid in workers if str(pid) == (tmp_path / "told" / "0").read_text())
     os.kill(first, signal.SIGKILL)
-    assert launcher.wait(20) == 137 and gone(children)
+    assert launcher.wait(20) == 137 and are_gone(children)
     os.kill(int((tmp_path / "told.0").read_text()), signal.SIGKILL)

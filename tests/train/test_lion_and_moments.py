@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from helpers.quick import spread
 from octavo.errors import ConfigError, FormatError, ShapeError
 from octavo.lab.language.gpt import GPT, nocap_baseline
 from octavo.ops import encode
@@ -12,10 +13,8 @@ from octavo.train import ParameterGroup, grouped, train
 from octavo.train.grouped_optimizer import GroupedOptimizer
 from octavo.train.moments_8bit import SMALLEST, Moment, dynamic_codes, dynamic_values, levels
 from octavo.train.parameter_groups import assigned
-from quick import spread
 from torch import nn
-from train.test_resume import Crash, Crashing, assert_same_run
-from train.tiny import Model, Rule, config
+from train.tiny import Crash, Crashing, Model, Rule, assert_same_run, config
 
 FORMS = ["dynamic8", "bm8e4/256", "mxfp8e4m3"]
 SIGNS = [True, False]

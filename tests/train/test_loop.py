@@ -8,6 +8,7 @@ import types
 import octavo
 import pytest
 import torch
+from helpers.models import same_tensors
 from octavo.errors import DTypeError, NonFiniteError
 from octavo.train import (
     ConfigError,
@@ -37,10 +38,6 @@ ALONE = Processes(0, 1, torch.device("cpu"))
 
 def weights(folder, name="last.safetensors"):
     return octavo.load(folder / name)
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
 # --- one update -------------------------------------------------------------------------------------------------------
@@ -92,7 +89,7 @@ def test_evaluating_does_not_change_what_is_trained(tmp_path):
 
     run(tmp_path / "often", task=Random(), evaluate_every=1)
     run(tmp_path / "never", task=Random(), evaluate_every=None)
-    assert same(weights(tmp_path / "often"), weights(tmp_path / "never"))
+    assert same_tensors(weights(tmp_path / "often"), weights(tmp_path / "never"))
     assert lines(tmp_path / "often") == lines(tmp_path / "never")
 
 
@@ -101,8 +98,8 @@ def test_a_run_is_determined_by_its_seed_not_by_what_ran_before(tmp_path):
     torch.rand(7)
     run(tmp_path / "b")
     run(tmp_path / "c", seed=1)
-    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
-    assert not same(weights(tmp_path / "a"), weights(tmp_path / "c"))
+    assert same_tensors(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert not same_tensors(weights(tmp_path / "a"), weights(tmp_path / "c"))
 
 
 def test_ranks_draw_different_numbers_reproducibly():
@@ -155,7 +152,7 @@ def test_fp16_skips_an_infinite_gradient_and_halves_the_scale():
         scale = precision.scaler.get_scale()
         done = update(step)
         assert done.skipped == (step == 2)
-        assert same(before, model.state_dict()) == (step == 2)
+        assert same_tensors(before, model.state_dict()) == (step == 2)
         assert precision.scaler.get_scale() == (scale / 2 if step == 2 else scale)
 
 
@@ -213,9 +210,11 @@ def test_the_average_is_exported_and_evaluated_and_the_weights_stay(tmp_path):
     task, averaged, plain = Recording(), Model(), Model()
     run(tmp_path / "averaged", task=task, model=averaged)
     run(tmp_path / "plain", model=plain, ema=None)
-    assert same(task.seen, weights(tmp_path / "averaged"))
-    assert same(averaged.state_dict(), plain.state_dict()) and same(plain.state_dict(), weights(tmp_path / "plain"))
-    assert not same(averaged.state_dict(), weights(tmp_path / "averaged"))
+    assert same_tensors(task.seen, weights(tmp_path / "averaged"))
+    assert same_tensors(averaged.state_dict(), plain.state_dict()) and same_tensors(
+        plain.state_dict(), weights(tmp_path / "plain")
+    )
+    assert not same_tensors(averaged.state_dict(), weights(tmp_path / "averaged"))
 
 
 # --- the end of a run -------------------------------------------------------------------------------------------------
@@ -254,8 +253,8 @@ def test_the_best_weights_are_those_of_the_best_evaluation(tmp_path):
     run(tmp_path / "whole", task=Scores([1, 3, 2, 0]), ema=None)
     run(tmp_path / "half", task=Scores([1, 3]), ema=None, schedule="constant", steps=20)
     run(tmp_path / "constant", task=Scores([1, 3, 2, 0]), ema=None, schedule="constant")
-    assert same(weights(tmp_path / "constant", "best.safetensors"), weights(tmp_path / "half"))
-    assert not same(weights(tmp_path / "whole", "best.safetensors"), weights(tmp_path / "whole"))
+    assert same_tensors(weights(tmp_path / "constant", "best.safetensors"), weights(tmp_path / "half"))
+    assert not same_tensors(weights(tmp_path / "whole", "best.safetensors"), weights(tmp_path / "whole"))
 
 
 # --- what is written --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.values import normal
 from octavo import decode, encode
 from octavo.errors import ConfigError
 from octavo.train import train
@@ -13,13 +14,9 @@ from train.tiny import Model, Rule, config
 CPU = torch.device("cpu")
 
 
-def tensor(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 @pytest.mark.parametrize(("format", "largest"), [(FORWARD, 448.0), (BACKWARD, 57344.0)])
 def test_rounding_is_the_codec_s_after_a_scale_of_the_tensor(format, largest):
-    x = tensor(7, 33)
+    x = normal(7, 33)
     scale = x.abs().max() / largest
     codes = encode(x / scale, format)
     assert torch.equal(rounded(x, format), (decode(codes) * scale).bfloat16())
@@ -28,7 +25,7 @@ def test_rounding_is_the_codec_s_after_a_scale_of_the_tensor(format, largest):
 
 def test_a_simulated_layer_multiplies_what_the_codecs_give_forward_and_backward():
     layer = nn.Linear(16, 8)
-    x, y_gradient = tensor(5, 16, seed=1).requires_grad_(), tensor(5, 8, seed=2)
+    x, y_gradient = normal(5, 16, seed=1).requires_grad_(), normal(5, 8, seed=2)
     holder = nn.ModuleDict({"blocks": nn.ModuleList([layer])})
     simulate_fp8(holder)
     assert type(layer) is SimulatedFP8Linear

@@ -7,12 +7,11 @@ import sys
 import warnings
 from pathlib import Path
 
-import octavo
 import pytest
 import torch
 from octavo.storage import locks
-from octavo.train import CheckpointError, ConfigError, checkpoint, read_metrics, strip_timings, train
-from train.tiny import Model, Rule, config, run
+from octavo.train import CheckpointError, ConfigError, checkpoint, train
+from train.tiny import Crash, Crashing, Model, Rule, assert_same_run, config, run
 
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -23,38 +22,6 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     assert run(folder).reason == "finished"
     return folder
-
-
-def assert_same_run(folder, whole):
-    """Same weights, same best weights, same lines but for clocks, same optimizer, generators and counters."""
-    for name in ("last.safetensors", "best.safetensors"):
-        found, expected = octavo.load(folder / name), octavo.load(whole / name)
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[key], expected[key]) for key in expected), name
-    assert strip_timings(read_metrics(folder)) == strip_timings(read_metrics(whole))
-    found, expected = (checkpoint.load(checkpoint.available(at)[0]) for at in (folder, whole))
-    for content in (found, expected):
-        content.pop("clock"), content["state"]["window"].pop("seconds")
-    assert checkpoint.digest(found) == checkpoint.digest(expected)
-
-
-class Crash(Exception):
-    pass
-
-
-class Crashing(Rule):
-    """Fails, or does something worse, when it is asked for update ``at``."""
-
-    def __init__(self, at, does=None):
-        super().__init__()
-        self.at, self.does = at, does
-
-    def batch(self, step, micro, start, size):
-        if step == self.at:
-            if self.does is None:
-                raise Crash
-            self.does()
-        return super().batch(step, micro, start, size)
 
 
 @pytest.mark.parametrize("stops", [(1,), (7,), (8,), (21, 23), (33, 36, 39)], ids=str)

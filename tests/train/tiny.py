@@ -1,7 +1,8 @@
 """A model and a task small enough to train in a second: next-symbol prediction with a rule, and padding of any length."""
 
+import octavo
 import torch
-from octavo.train import TrainConfig, read_metrics, strip_timings, train
+from octavo.train import TrainConfig, checkpoint, read_metrics, strip_timings, train
 from torch import nn
 from torch.nn import functional
 
@@ -98,3 +99,35 @@ def lines(folder, kind="train"):
 
 def losses(folder):
     return torch.tensor([line["loss"] for line in lines(folder)], dtype=torch.float64)
+
+
+def assert_same_run(folder, whole):
+    """Same weights, same best weights, same lines but for clocks, same optimizer, generators and counters."""
+    for name in ("last.safetensors", "best.safetensors"):
+        found, expected = octavo.load(folder / name), octavo.load(whole / name)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], expected[key]) for key in expected), name
+    assert strip_timings(read_metrics(folder)) == strip_timings(read_metrics(whole))
+    found, expected = (checkpoint.load(checkpoint.available(at)[0]) for at in (folder, whole))
+    for content in (found, expected):
+        content.pop("clock"), content["state"]["window"].pop("seconds")
+    assert checkpoint.digest(found) == checkpoint.digest(expected)
+
+
+class Crash(Exception):
+    pass
+
+
+class Crashing(Rule):
+    """Fails, or does something worse, when it is asked for update ``at``."""
+
+    def __init__(self, at, does=None):
+        super().__init__()
+        self.at, self.does = at, does
+
+    def batch(self, step, micro, start, size):
+        if step == self.at:
+            if self.does is None:
+                raise Crash
+            self.does()
+        return super().batch(step, micro, start, size)

@@ -6,42 +6,15 @@
 import contextlib
 import json
 import os
-import random
-import signal
 import sys
 import time
 from pathlib import Path
 
 import torch
+from helpers.kills import kill_until_done
 from octavo import LockedError
 from octavo.storage import locks
-from octavo.train import checkpoint
-from tiny import Model, Rule, run
-
-
-def kill(folder, kills, seed):
-    """Train in a child, kill it after a random time, again and again; then let it finish. Print the steps reached."""
-    moments = random.Random(seed)
-    reached = []
-    for attempt in range(kills + 1):
-        child = os.fork()  # no thread runs yet: torch is told to use one
-        if child == 0:
-            status = 1
-            with contextlib.suppress(BaseException):
-                run(folder)
-                status = 0
-            os._exit(status)
-        if attempt < kills:
-            time.sleep(moments.uniform(0.01, 0.15))
-            os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
-            break
-        if not os.WIFSIGNALED(status):
-            sys.exit(f"the child failed in attempt {attempt}")
-        held = checkpoint.available(Path(folder))
-        reached.append(held[0].name if held else None)
-    print(json.dumps(reached))
+from train.tiny import Model, Rule, run
 
 
 class Lasting(Rule):
@@ -92,7 +65,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     what, *arguments = sys.argv[1:]
     if what == "kill":
-        kill(arguments[0], int(arguments[1]), int(arguments[2]))
+        folder, kills, seed = Path(arguments[0]), int(arguments[1]), int(arguments[2])
+        kill_until_done(lambda: run(folder), folder, kills, seed, longest=0.15)
     elif what == "two":
         two(Path(arguments[0]), float(arguments[1]))
     else:

@@ -67,9 +67,9 @@ def compile_all(
                     task = next(waiting, None)
                 if task is None:
                     return
-                made = worker.compile(task)
+                count = worker.compile(task)
                 with lock:
-                    done, compiled = done + 1, compiled + made
+                    done, compiled = done + 1, compiled + count
                     if progress is not None:
                         progress(done, len(tasks), f"{task[0]} {task[2]}")
 
@@ -113,11 +113,11 @@ class _Worker:
 
     def compile(self, task: _Task) -> bool:
         """Compile one program; returns whether that was needed."""
-        given, taken = self._process.stdin, self._process.stdout
-        assert given is not None and taken is not None  # both are pipes
+        requests, taken = self._process.stdin, self._process.stdout
+        assert requests is not None and taken is not None  # both are pipes
         try:
-            given.write(json.dumps(task) + "\n")
-            given.flush()
+            requests.write(json.dumps(task) + "\n")
+            requests.flush()
             answer = json.loads(taken.readline())
         except (BrokenPipeError, ValueError):
             raise InternalError(f"the process that compiles '{task[0]}' for {task[2]} died") from None

@@ -95,20 +95,20 @@ class Info:
 
 def info() -> Info:
     """Look at driver, devices, NVRTC and the folder of compiled kernels. Raises nothing where they are missing."""
-    found = _core._cuda_info()
+    facts = _core._cuda_info()
     return Info(
-        driver=Driver(**found["driver"]) if "driver" in found else None,
-        compiler=Compiler(**found["nvrtc"]) if "nvrtc" in found else None,
-        devices=tuple(Device(**device) for device in found["devices"]),
-        cache=Cache(**found["cache"]) if "cache" in found else None,
-        missing=found["missing"],
+        driver=Driver(**facts["driver"]) if "driver" in facts else None,
+        compiler=Compiler(**facts["nvrtc"]) if "nvrtc" in facts else None,
+        devices=tuple(Device(**device) for device in facts["devices"]),
+        cache=Cache(**facts["cache"]) if "cache" in facts else None,
+        missing=facts["missing"],
     )
 
 
 def is_available() -> bool:
     """Whether kernels run here: there are a driver, a device and NVRTC. :func:`info` tells what is missing."""
-    found = info()
-    return found.compiler is not None and bool(found.devices)
+    device_info = info()
+    return device_info.compiler is not None and bool(device_info.devices)
 
 
 def warmup(
@@ -144,8 +144,8 @@ def prebuild(
     that is none or where compiled kernels are not kept.
     """
     known = _core._cuda_archs()
-    given = [archs] if isinstance(archs, str | int) else archs
-    chosen = list(dict.fromkeys(given)) if given is not None else _default_archs(known)
+    names = [archs] if isinstance(archs, str | int) else archs
+    chosen = list(dict.fromkeys(names)) if names is not None else _default_archs(known)
     for arch in chosen:
         if not isinstance(arch, str) or arch.rstrip("af") not in {name.rstrip("af") for name in known}:
             raise SettingError(f"architecture {arch!r} is none that this NVRTC compiles for: {', '.join(known)}")
@@ -162,26 +162,26 @@ def _default_archs(known: list[str]) -> list[str]:
     return [arch for arch in dict.fromkeys(here or COMMON_ARCHS) if arch in known]
 
 
-def _formats(what: Any) -> list[Format]:
+def _formats(source: Any) -> list[Format]:
     """Return formats without repetition. Raises FormatError."""
-    if isinstance(what, Format | str):
-        what = [what]
-    elif hasattr(what, "modules"):
-        layers = [layer for layer in what.modules() if isinstance(getattr(layer, "format", None), Format)]
+    if isinstance(source, Format | str):
+        source = [source]
+    elif hasattr(source, "modules"):
+        layers = [layer for layer in source.modules() if isinstance(getattr(layer, "format", None), Format)]
         if not layers:
-            raise FormatError(f"{type(what).__name__}: none of its layers has a format; pack or quantize it first")
-        what = [layer.format for layer in layers]
-    elif not isinstance(what, Iterable):
-        raise DTypeError(f"expected a model or formats, got {type(what).__name__}")
-    return list(dict.fromkeys(Format.parse(fmt) for fmt in what))
+            raise FormatError(f"{type(source).__name__}: none of its layers has a format; pack or quantize it first")
+        source = [layer.format for layer in layers]
+    elif not isinstance(source, Iterable):
+        raise DTypeError(f"expected a model or formats, got {type(source).__name__}")
+    return list(dict.fromkeys(Format.parse(fmt) for fmt in source))
 
 
-def _ordinal(device: torch.device | str | int | None, what: object) -> int:
+def _ordinal(device: torch.device | str | int | None, source: object) -> int:
     """Return the number of a device. Raises CudaUnavailableError for one that is no CUDA device."""
     if isinstance(device, int) and not isinstance(device, bool):
         return device
-    if device is None and hasattr(what, "buffers"):
-        device = next((buffer.device for buffer in what.buffers() if buffer.device.type == "cuda"), None)
+    if device is None and hasattr(source, "buffers"):
+        device = next((buffer.device for buffer in source.buffers() if buffer.device.type == "cuda"), None)
     try:
         kind, number = parse_device("cuda" if device is None else device)
     except SettingError:

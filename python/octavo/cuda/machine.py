@@ -84,13 +84,13 @@ def packages() -> dict[str, str]:
     """Return the versions of Octavo, Python and installed packages that matter; none is imported."""
     from octavo import __version__
 
-    found = {"octavo": __version__, "python": platform.python_version()}
+    versions = {"octavo": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def software_section() -> Section:
@@ -100,35 +100,35 @@ def software_section() -> Section:
 
 def cpu_section() -> Section:
     """The processor, as lines of a report."""
-    found = cpu()
+    facts = cpu()
     return "processor", [
-        ("name", found["name"]),
-        ("instructions", " ".join(found["instructions"]) or "unknown"),
-        ("kernels use", f"{found['simd_level']}, {found['threads']} of {found['cores']} cores"),
+        ("name", facts["name"]),
+        ("instructions", " ".join(facts["instructions"]) or "unknown"),
+        ("kernels use", f"{facts['simd_level']}, {facts['threads']} of {facts['cores']} cores"),
     ]
 
 
-def cuda_section(found: Info) -> Section:
+def cuda_section(devices_info: Info) -> Section:
     """The parts of CUDA, as lines of a report; of what is missing, why."""
     lines = []
-    if found.driver is not None:
-        release = f"{found.driver.release}, " if found.driver.release else ""
-        lines.append(("driver", f"{release}CUDA {_version(found.driver.cuda)}"))
-    for device in found.devices:
+    if devices_info.driver is not None:
+        release = f"{devices_info.driver.release}, " if devices_info.driver.release else ""
+        lines.append(("driver", f"{release}CUDA {_version(devices_info.driver.cuda)}"))
+    for device in devices_info.devices:
         facts = f"{device.name}, {device.arch}, {size(device.memory)}, {device.multiprocessors} multiprocessors"
         lines.append((f"device {device.ordinal}", facts))
-    if found.compiler is not None:
-        lines.append(("nvrtc", f"{_version(found.compiler.version)} at {found.compiler.path}"))
-    if found.cache is not None:
-        held = f"{found.cache.kernels:,} kernels, {size(found.cache.nbytes)}"
-        lines.append(("cache", f"{found.cache.folder}: {held}"))
-    lines += [(name, f"missing: {why}") for name, why in found.missing.items()]
+    if devices_info.compiler is not None:
+        lines.append(("nvrtc", f"{_version(devices_info.compiler.version)} at {devices_info.compiler.path}"))
+    if devices_info.cache is not None:
+        content = f"{devices_info.cache.kernels:,} kernels, {size(devices_info.cache.nbytes)}"
+        lines.append(("cache", f"{devices_info.cache.folder}: {content}"))
+    lines += [(name, f"missing: {why}") for name, why in devices_info.missing.items()]
     return "CUDA", lines
 
 
-def cuda_dict(found: Info) -> dict[str, Any]:
+def cuda_dict(devices_info: Info) -> dict[str, Any]:
     """Return plain values for JSON."""
-    return asdict(found)
+    return asdict(devices_info)
 
 
 def print_sections(sections: list[Section]) -> None:

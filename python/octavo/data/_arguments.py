@@ -62,13 +62,13 @@ def array_of(name: str, values: object) -> NDArray[Any]:
 def dtype_of(name: str, dtype: DTypeLike, accepted: Collection[type[Any]]) -> np.dtype[Any]:
     """Return one of the accepted dtypes; raises DTypeError for others, and for what is no dtype."""
     try:
-        found = np.dtype(dtype)
+        resolved = np.dtype(dtype)
     except Exception:  # of a foreign object, whatever it raises
-        found = None
-    if found is None or found not in accepted:
-        told = shown(dtype) if found is None else str(found)
-        raise DTypeError(f"{name} of dtype {told}; accepted are {', '.join(kind.__name__ for kind in accepted)}")
-    return found
+        resolved = None
+    if resolved is None or resolved not in accepted:
+        label = shown(dtype) if resolved is None else str(resolved)
+        raise DTypeError(f"{name} of dtype {label}; accepted are {', '.join(kind.__name__ for kind in accepted)}")
+    return resolved
 
 
 def flag(name: str, value: object) -> bool:

@@ -63,7 +63,7 @@ def named_leaves(tree: Any, model: nn.Module | None = None) -> list[tuple[str, A
 
     if isinstance(tree, tuple | list):
         named = [*names, *map(str, range(len(names), len(tree)))]
-        return [found for name, value in zip(named, tree, strict=False) for found in walk(name, value)]
+        return [leaf for name, value in zip(named, tree, strict=False) for leaf in walk(name, value)]
     return list(walk(names[0] if names else "", tree))
 
 
@@ -75,8 +75,8 @@ def replaced_leaves(tree: Any, leaves: Sequence[Any]) -> Any:
         if isinstance(item, Mapping):
             return {key: walk(value) for key, value in item.items()}
         if isinstance(item, tuple | list):
-            made = [walk(value) for value in item]
-            return type(item)(*made) if hasattr(item, "_fields") else type(item)(made)
+            items = [walk(value) for value in item]
+            return type(item)(*items) if hasattr(item, "_fields") else type(item)(items)
         return next(left)
 
     return walk(tree)
@@ -115,10 +115,10 @@ def arguments_of(model: nn.Module, batch: Any) -> tuple[Sequence[Any], Mapping[s
     first = batch[0]
     if len(batch) == 2 and isinstance(first, Mapping) and all(name in (*names, *LABELS) for name in first):
         return (), _named(model, first)
-    kept = list(batch if most is None else batch[:most])
-    if len(kept) == len(batch) > max(required, 1) and _is_label(kept[-1], kept[0]):
-        kept.pop()
-    return kept, {}
+    positional = list(batch if most is None else batch[:most])
+    if len(positional) == len(batch) > max(required, 1) and _is_label(positional[-1], positional[0]):
+        positional.pop()
+    return positional, {}
 
 
 def _named(model: nn.Module, batch: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -139,13 +139,13 @@ def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter] | None:
 
 def _positions(model: nn.Module) -> tuple[int, int | None, list[str]] | None:
     """Return how many arguments ``forward`` needs, how many it takes (None: any number), and their names."""
-    found = _parameters(model)
-    if found is None:
+    parameters = _parameters(model)
+    if parameters is None:
         return None
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    named = [parameter for parameter in found.values() if parameter.kind in kinds]
+    named = [parameter for parameter in parameters.values() if parameter.kind in kinds]
     required = sum(parameter.default is inspect.Parameter.empty for parameter in named)
-    endless = any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in found.values())
+    endless = any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters.values())
     return (len(named) if endless else required), (None if endless else len(named)), [p.name for p in named]
 
 
@@ -156,7 +156,7 @@ def _is_label(value: Any, first: Any) -> bool:
     return value.ndim == 1 and first.ndim > 1 and len(value) == len(first)
 
 
-def call_numbered(model: nn.Module, batch: Any, number: int, what: str = "calibration batch") -> Any:
+def call_numbered(model: nn.Module, batch: Any, number: int, label: str = "calibration batch") -> Any:
     """Return what ``model`` gives for batch ``number`` of some data.
 
     What the model cannot take is a CalibrationError with the batch's number, the argument or the layer that refused it,
@@ -166,33 +166,33 @@ def call_numbered(model: nn.Module, batch: Any, number: int, what: str = "calibr
     try:
         return model(*positional, **named)
     except OctavoError as error:
-        error.add_note(f"while the model ran {what} {number}, counted from 0")
+        error.add_note(f"while the model ran {label} {number}, counted from 0")
         raise
     except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError, AssertionError) as error:
         place = _refused(model, error)
         wrong = _argument(model, positional, named) if place is None else f"layer {place}"
-        told = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         raise CalibrationError(
-            f"{what} {number}, counted from 0: {wrong} cannot take it: {type(error).__name__}: "
-            f"{told if len(told) <= 300 else told[:297] + '...'}; it holds {_described(positional, named)}"
+            f"{label} {number}, counted from 0: {wrong} cannot take it: {type(error).__name__}: "
+            f"{message if len(message) <= 300 else message[:297] + '...'}; it holds {_described(positional, named)}"
         ) from error
 
 
 def _refused(model: nn.Module, error: BaseException) -> str | None:
     """Return the path and class of the innermost layer of ``model`` that was running, None before any was."""
     names = {id(module): name for name, module in model.named_modules()}
-    found: nn.Module | None = None
+    layer: nn.Module | None = None
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
         module = frame.f_locals.get("self")
         own = frame.f_code.co_filename.endswith("torch/nn/modules/module.py")
         if isinstance(module, nn.Module) and id(module) in names and not own:
-            found = module
+            layer = module
         trace = trace.tb_next
-    if found is None:
+    if layer is None:
         return None
-    return f"'{names[id(found)]}' ({type(found).__name__})" if names[id(found)] else f"{type(found).__name__} itself"
+    return f"'{names[id(layer)]}' ({type(layer).__name__})" if names[id(layer)] else f"{type(layer).__name__} itself"
 
 
 def _argument(model: nn.Module, positional: Sequence[Any], named: Mapping[str, Any]) -> str:
@@ -268,18 +268,18 @@ class Batches:
         if not seen:
             raise CalibrationError("calibration holds no samples; give at least one batch")
 
-    def _replayed(self, kept: list[Any]) -> Iterator[Any]:
+    def _replayed(self, batches: list[Any]) -> Iterator[Any]:
         """Go through what was read, then on with the source: a pass may have ended early."""
         if self._source is None:
             self._source = iter(self._given)
         place = 0
         while True:
-            if place == len(kept):
+            if place == len(batches):
                 try:
-                    kept.append(next(self._source))
+                    batches.append(next(self._source))
                 except StopIteration:
                     return
-            yield kept[place]
+            yield batches[place]
             place += 1
 
     def __len__(self) -> int:
@@ -295,8 +295,8 @@ def samples_of(batch: Any) -> int:
     return 1 if first is None or not first.ndim else len(first)
 
 
-def _is_loader(given: Any) -> bool:
-    return hasattr(given, "batch_sampler") and hasattr(given, "dataset")
+def _is_loader(data: Any) -> bool:
+    return hasattr(data, "batch_sampler") and hasattr(data, "dataset")
 
 
 def tokenized(texts: Sequence[str], tokenizer: Any, samples: int | None = None) -> list[dict[str, Any]]:

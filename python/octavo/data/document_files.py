@@ -56,27 +56,27 @@ def files_below(paths: Paths) -> list[Path]:
 
     Raises DataError for a folder without any, for no paths, and for a file that is no text, with what it is; OSErrors.
     """
-    found = []
+    files = []
     for path in paths_of(paths):
         if not path.is_dir():
             os.stat(path)
-            found.append(path)
+            files.append(path)
             continue
         inside = sorted(file for file in path.iterdir() if {".txt", ".jsonl", ".text"} & set(file.suffixes))
         if not inside:
             raise DataError(f"{path}: no files *.txt or *.jsonl (or .xz, .gz of them); name the files")
-        found += inside
-    if not found:
+        files += inside
+    if not files:
         raise DataError("no files of text; give one or more")
-    for path in found:
+    for path in files:
         check_text_file(path)
-    return found
+    return files
 
 
 def identity(paths: Sequence[Path]) -> list[list[str | int]]:
     """Return what says whether files are those that a run began with: names, sizes, times of change."""
-    found = [(path, os.stat(path)) for path in paths]
-    return [[os.path.abspath(path), stat.st_size, stat.st_mtime_ns] for path, stat in found]
+    states = [(path, os.stat(path)) for path in paths]
+    return [[os.path.abspath(path), stat.st_size, stat.st_mtime_ns] for path, stat in states]
 
 
 def _is_json(path: str | os.PathLike[str]) -> bool:
@@ -85,22 +85,22 @@ def _is_json(path: str | os.PathLike[str]) -> bool:
 
 
 def _texts(content: IO[bytes], at: int) -> Iterator[Piece]:
-    kept, is_open = b"", False
+    tail, is_open = b"", False
     while block := content.read(_BLOCK):
-        *whole, rest = (kept + block).split(SEPARATOR)
+        *whole, rest = (tail + block).split(SEPARATOR)
         for text in whole:
             at += len(text) + len(SEPARATOR)
             if text or is_open:
                 yield Piece(text, True, at, True)
             is_open = False
         # Half of a separator may stand at the end.
-        kept = rest[max(0, len(rest) - len(SEPARATOR) + 1) :]
-        if text := rest[: len(rest) - len(kept)]:
+        tail = rest[max(0, len(rest) - len(SEPARATOR) + 1) :]
+        if text := rest[: len(rest) - len(tail)]:
             at += len(text)
             is_open = True
             yield Piece(text, False, at, True)
-    if kept or is_open:
-        yield Piece(kept, True, at + len(kept), True)
+    if tail or is_open:
+        yield Piece(tail, True, at + len(tail), True)
 
 
 def _lines(path: str | os.PathLike[str], content: IO[bytes], at: int) -> Iterator[Piece]:

@@ -61,11 +61,11 @@ def _objects(path: Path) -> list[tuple[int, str, str]]:
         if not line.strip():
             continue
         where = f"{path}: line {number}"
-        found = parse_json(line, where, error=DataError)
-        text = next((found[name] for name in _TEXTS if isinstance(found.get(name), str)), None)
-        label = next((found[name] for name in _LABELS if isinstance(found.get(name), str | int)), None)
+        record = parse_json(line, where, error=DataError)
+        text = next((record[name] for name in _TEXTS if isinstance(record.get(name), str)), None)
+        label = next((record[name] for name in _LABELS if isinstance(record.get(name), str | int)), None)
         if text is None or label is None or isinstance(label, bool):
-            raise DataError(f"{where} is {shown(json.dumps(found))}; accepted are objects with 'text' and 'label'")
+            raise DataError(f"{where} is {shown(json.dumps(record))}; accepted are objects with 'text' and 'label'")
         rows.append((number, text, str(label)))
     return rows
 
@@ -91,27 +91,27 @@ def _columns(path: Path) -> list[tuple[int, str, str]]:
 def _numbered(
     path: Path, rows: Sequence[tuple[int, str, str]], classes: Mapping[str, int | str] | None
 ) -> tuple[int, ...]:
-    found = [label for _, _, label in rows]
+    labels = [label for _, _, label in rows]
     for name, number in (classes or {}).items():
         if not _is_whole(str(number)):
             raise DataError(f"classes[{shown(name)}] is {shown(number)}; accepted are whole numbers")
-    named = {label for label in found if not (_is_whole(label) and int(label) < 0)}  # -1: of no class
+    named = {label for label in labels if not (_is_whole(label) and int(label) < 0)}  # -1: of no class
     names: Mapping[str, int | str] = classes or {name: place for place, name in enumerate(sorted(named))}
     # Values of a configuration may be texts.
     alike = {name.lower(): int(number) for name, number in names.items()}
     # Where numbers name classes, as stars of reviews may, names go first.
-    if all(map(_is_whole, found)) and not (classes and all(label.lower() in alike for label in found)):
+    if all(map(_is_whole, labels)) and not (classes and all(label.lower() in alike for label in labels)):
         most = max(alike.values()) if classes else _MOST
         for number, _, label in rows:
             if not 0 <= int(label) <= most:
                 known = f"the model's classes are 0 to {most}" if classes else f"accepted are 0 to {most}"
                 raise DataError(f"{path}: line {number} has the label {label[:40]}; {known}")
-        return tuple(map(int, found))
+        return tuple(map(int, labels))
     for number, _, label in rows:
         if label.lower() not in alike:
             known = ", ".join(list(names)[:8])
             raise DataError(f"{path}: line {number} has the label {label[:40]!r}; the model's classes are {known}")
-    return tuple(alike[label.lower()] for label in found)
+    return tuple(alike[label.lower()] for label in labels)
 
 
 def _is_whole(text: str) -> bool:

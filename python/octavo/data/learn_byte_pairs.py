@@ -56,19 +56,19 @@ def learn_from_files(
     sizes = [os.stat(path).st_size for path in sources]
     saved = time.monotonic()
     for at in range(number, len(sources)):
-        kept, start = b"", start if at == number else 0
+        tail, start = b"", start if at == number else 0
         for piece in pieces(sources[at], start):
-            text = kept + piece.text
+            text = tail + piece.text
             end = len(text) if piece.is_last else counts.settled(text)
             counts.add(text[:end])
-            kept = text[end:]
+            tail = text[end:]
             if tell is not None:
                 tell("counting", counts.totals[0], max(sum(sizes), counts.totals[0]))
             is_due = time.monotonic() - saved > _SECONDS_BETWEEN
-            if journal is not None and is_due and (not kept or piece.is_verbatim):
-                _save(counts, journal, {**facts, "file": at, "start": piece.end - len(kept)})
+            if journal is not None and is_due and (not tail or piece.is_verbatim):
+                _save(counts, journal, {**facts, "file": at, "start": piece.end - len(tail)})
                 saved = time.monotonic()
-        counts.add(kept)
+        counts.add(tail)
     if journal is not None:
         _save(counts, journal, {**facts, "file": len(sources), "start": 0})
     core = _merges(counts, size, special, least, tell)
@@ -122,9 +122,9 @@ def _resume(
     head, _, saved = Path(journal).read_bytes().partition(b"\n")
     name = os.fspath(journal)
     try:
-        found = parse_json(head.decode(), name)
-        place = int(found["file"]), int(found["start"])
-        is_same = {key: found[key] for key in facts} == facts
+        record = parse_json(head.decode(), name)
+        place = int(record["file"]), int(record["start"])
+        is_same = {key: record[key] for key in facts} == facts
     except (OctavoError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{name}: no journal of learned counts; remove it or name another file") from error
     if not is_same:

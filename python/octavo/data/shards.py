@@ -103,22 +103,22 @@ def find_shards(paths: Paths, split: str | None = None) -> list[Path]:
     ``split``: ``train`` or ``val``: of a folder only files with ``_train_`` or ``_val_`` in their names. Raises
     DataError where there are none, OSErrors.
     """
-    given = paths_of(paths)
-    found: list[Path] = []
-    for path in given:
+    places = paths_of(paths)
+    shards: list[Path] = []
+    for path in places:
         if path.is_dir():
-            found += sorted(
+            shards += sorted(
                 file
                 for file in path.iterdir()
                 if file.suffix == ".bin" and (split is None or re.search(rf"(^|_){re.escape(split)}(_|\.)", file.name))
             )
         else:
             os.stat(path)
-            found.append(path)
-    if not found:
+            shards.append(path)
+    if not shards:
         kind = "shards" if split is None else f"shards of the split {split!r}"
-        raise DataError(f"{', '.join(str(path) for path in given) or 'no path'}: no {kind}, which are files *.bin")
-    return found
+        raise DataError(f"{', '.join(str(path) for path in places) or 'no path'}: no {kind}, which are files *.bin")
+    return shards
 
 
 def document_starts(ids: NDArray[Any], end: int) -> NDArray[np.int64]:

@@ -237,11 +237,11 @@ def _first(shards: list[NDArray[np.uint16]], tokens: int | None) -> list[NDArray
     if tokens is None:
         return shards
     left = whole("tokens", tokens)
-    kept = []
+    pieces = []
     for shard in shards:
-        kept.append(shard[:left])
-        left -= len(kept[-1])
-    return kept
+        pieces.append(shard[:left])
+        left -= len(pieces[-1])
+    return pieces
 
 
 class _OrderedDocuments:
@@ -251,14 +251,14 @@ class _OrderedDocuments:
     """
 
     def __init__(self, shards: Sequence[NDArray[np.uint16]], end: int, seed: int | None, epoch: int) -> None:
-        found = [(number, document_starts(ids, end), len(ids)) for number, ids in enumerate(shards) if len(ids)]
+        documents = [(number, document_starts(ids, end), len(ids)) for number, ids in enumerate(shards) if len(ids)]
         self._shards = shards
-        self._shard = np.concatenate([np.full(len(starts), number) for number, starts, _ in found])
-        self._begin = np.concatenate([starts for _, starts, _ in found])
-        lengths = np.concatenate([np.diff(starts, append=size) for _, starts, size in found])
+        self._shard = np.concatenate([np.full(len(starts), number) for number, starts, _ in documents])
+        self._begin = np.concatenate([starts for _, starts, _ in documents])
+        lengths = np.concatenate([np.diff(starts, append=size) for _, starts, size in documents])
         if seed is None:
             surprises = _surprises(shards)
-            means = [np.add.reduceat(surprises[shards[number]], starts) for number, starts, _ in found]
+            means = [np.add.reduceat(surprises[shards[number]], starts) for number, starts, _ in documents]
             order = np.argsort(np.concatenate(means) / lengths, kind="stable")
         else:
             order = np.random.Generator(np.random.PCG64([seed, epoch])).permutation(len(lengths))

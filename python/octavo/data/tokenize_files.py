@@ -239,11 +239,11 @@ def _resume(folder: Path, facts: dict[str, Any]) -> tuple[list[dict[str, Any]], 
         if taken or (folder / INDEX).exists():
             raise DataError(f"{folder}: has {', '.join(taken[:3]) or INDEX} already; name another folder or empty it")
         return [], _Place()
-    found, what = read_json(journal, error=DataError), os.fspath(journal)
-    if member(found, "facts", dict, what, error=DataError) != facts:
+    record, label = read_json(journal, error=DataError), os.fspath(journal)
+    if member(record, "facts", dict, label, error=DataError) != facts:
         raise DataError(f"{folder}: holds an unfinished run on other files or options; name another folder or empty it")
-    done = member(found, "shards", list, what, error=DataError)
+    done = member(record, "shards", list, label, error=DataError)
     for entry in done:
         if shard_tokens(folder / entry["name"]) != entry["tokens"]:
             raise DataError(f"{folder / entry['name']}: changed since it was written; empty the folder to begin anew")
-    return done, _Place(**member(found, "place", dict, what, error=DataError))
+    return done, _Place(**member(record, "place", dict, label, error=DataError))

@@ -41,16 +41,16 @@ class WordTokenizer:
     def of(cls, texts: Iterable[str], *, least: int = 2) -> WordTokenizer:
         """Make the vocabulary of the words that occur ``least`` times and more, the most frequent first."""
         counts = Counter(word for text in texts for word in text.lower().split())
-        kept = [(word, count) for word, count in counts.items() if count >= least]
-        return cls(word for word, _ in sorted(kept, key=lambda item: (-item[1], item[0])))
+        frequent = [(word, count) for word, count in counts.items() if count >= least]
+        return cls(word for word, _ in sorted(frequent, key=lambda item: (-item[1], item[0])))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> WordTokenizer:
         """Read a file that :meth:`save` wrote. Raises DataError for any other content, OSErrors."""
         content = read_json(path, VOCABULARY_BYTES, error=DataError)
         if content.get("type") != TYPE or content.get("version") != VERSION:
-            told = f"type {shown(content.get('type'))}, version {shown(content.get('version'))}"
-            raise DataError(f"{os.fspath(path)}: {told}; accepted are {TYPE!r} and {VERSION}")
+            header = f"type {shown(content.get('type'))}, version {shown(content.get('version'))}"
+            raise DataError(f"{os.fspath(path)}: {header}; accepted are {TYPE!r} and {VERSION}")
         words = member(content, "words", list, os.fspath(path), error=DataError)
         try:
             return cls(words)

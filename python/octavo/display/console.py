@@ -52,11 +52,11 @@ def console(*, stderr: bool = False) -> Console:
 
 def table(*columns: str) -> Table:
     """Return an empty table. A column named ``>bytes`` is aligned right; ``name`` left, and folded where it is long."""
-    made = _Table(header_style="bold", box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    grid = _Table(header_style="bold", box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         right = column.startswith(">")
-        made.add_column(column.removeprefix(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
-    return made
+        grid.add_column(column.removeprefix(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
+    return grid
 
 
 def print_table(out: Console, rows: Table) -> None:

@@ -76,8 +76,8 @@ class TextEncoder:
         checked = _checked(texts, limit)
         vectors = np.empty((len(checked), self.width), np.float32)
         for block in _blocks(checked, limit):
-            found = np.frombuffer(self._core.embed(checked[block], limit), np.dtype("<f4"))
-            vectors[block] = found.reshape(-1, self.width)
+            numbers = np.frombuffer(self._core.embed(checked[block], limit), np.dtype("<f4"))
+            vectors[block] = numbers.reshape(-1, self.width)
             finite = np.isfinite(vectors[block]).all(axis=1)
             if not finite.all():
                 self._refuse(block.start + int(finite.argmin()), checked, limit)

@@ -249,11 +249,11 @@ class TextGenerator:
 
         stops = _stops(stop)
         prompts = [self._ids(one, special) for one in listed("prompt", prompt, "a text or a list of texts")]
-        found: list[list[int]] = [[] for _ in prompts]
+        answers: list[list[int]] = [[] for _ in prompts]
         for following in self.generate_ids(prompts, sampling, tokens=tokens):
-            for row, token in zip(found, following, strict=True):
+            for row, token in zip(answers, following, strict=True):
                 row += [] if token is None else [token]
-        return ["".join(_until(_characters(self.tokenizer, row), stops)) for row in found]
+        return ["".join(_until(_characters(self.tokenizer, row), stops)) for row in answers]
 
     def _ids(self, prompt: str, special: Special) -> list[int]:
         from octavo.data._arguments import check_text
@@ -280,14 +280,14 @@ class TextGenerator:
                 raise DataError(f"prompt {at} has no ids; accepted is one id or more below {self.vocabulary}")
         return checked
 
-    def _numbers(self, ids: Iterable[int], what: str) -> list[int]:
+    def _numbers(self, ids: Iterable[int], label: str) -> list[int]:
         """Return ids as whole numbers. Raises DTypeError for what is no list of them, DataError for others."""
         from octavo.data._arguments import listed, whole
 
-        numbers = [whole(f"{what}: id", number) for number in listed(what, ids, "a list of ids")]
+        numbers = [whole(f"{label}: id", number) for number in listed(label, ids, "a list of ids")]
         wrong = next((number for number in numbers if number >= self.vocabulary), None)
         if wrong is not None:
-            raise DataError(f"{what} has id {wrong}; accepted are ids below {self.vocabulary}")
+            raise DataError(f"{label} has id {wrong}; accepted are ids below {self.vocabulary}")
         return numbers
 
     def _count(self, prompts: list[list[int]], tokens: int | None) -> int:
@@ -327,8 +327,8 @@ def _borders(folder: Path, vocabulary: int) -> tuple[int | None, tuple[int, ...]
     values = read_json(folder / "config.json", finite=False)
 
     def named(*names: str) -> tuple[int, ...]:
-        given = next((values[name] for name in names if name in values), None)
-        numbers = given if isinstance(given, list) else [given]
+        value = next((values[name] for name in names if name in values), None)
+        numbers = value if isinstance(value, list) else [value]
         return tuple(number for number in numbers if type(number) is int and 0 <= number < vocabulary)
 
     ends = named("end_of_text", "eos_token_id")
@@ -358,20 +358,21 @@ def _characters(tokenizer: BytePairTokenizer, ids: Iterable[int]) -> Iterator[st
 
 def _until(pieces: Iterable[str], stop: tuple[str, ...]) -> Iterator[str]:
     """Yield pieces up to the first of the texts ``stop``, keeping back what may be the begin of one."""
-    kept = ""
+    pending = ""
     longest = max(map(len, stop), default=0)
     for piece in pieces:
-        kept += piece
-        places = [place for one in stop if (place := kept.find(one)) >= 0]
+        pending += piece
+        places = [place for one in stop if (place := pending.find(one)) >= 0]
         if places:
             if min(places):
-                yield kept[: min(places)]
+                yield pending[: min(places)]
             return
         back = next(
-            (n for n in range(min(longest - 1, len(kept)), 0, -1) if any(s.startswith(kept[-n:]) for s in stop)), 0
+            (n for n in range(min(longest - 1, len(pending)), 0, -1) if any(s.startswith(pending[-n:]) for s in stop)),
+            0,
         )
-        if len(kept) > back:
-            yield kept[: len(kept) - back]
-            kept = kept[len(kept) - back :]
-    if kept:
-        yield kept
+        if len(pending) > back:
+            yield pending[: len(pending) - back]
+            pending = pending[len(pending) - back :]
+    if pending:
+        yield pending

@@ -38,12 +38,12 @@ def save_adapters(
     """
     layers = adapters(model)
     name = name or next((own.active for own in layers.values() if own.active), None)
-    held = {place: own for place, own in layers.items() if name in own.names()}
-    if name is None or not held:
+    named_layers = {place: own for place, own in layers.items() if name in own.names()}
+    if name is None or not named_layers:
         raise ModelError(f"lora: no adapter {name!r} to save" if name else "lora: no adapter is active; give its name=")
-    config = getattr(next(iter(held.values())), name).config
+    config = getattr(next(iter(named_layers.values())), name).config
     tensors: dict[str, Tensor | PackedTensor] = {}
-    for place, own in held.items():
+    for place, own in named_layers.items():
         adapter = getattr(own, name)
         tensors |= {_part(place, "A"): adapter.A.detach(), _part(place, "B"): adapter.B.detach()}
     tensors |= _trained(model, config)
@@ -79,17 +79,17 @@ def load_adapters(
             "dtype or bytes"
         )
     tensors = _checked(model, container.load(path), config, file)
-    made = add_empty(model, config, name, inplace=inplace)
-    for place, own in adapters(made).items():
+    adapted = add_empty(model, config, name, inplace=inplace)
+    for place, own in adapters(adapted).items():
         if name in own.names():
             adapter = getattr(own, name)
             adapter.A, adapter.B = (
                 nn.Parameter(tensors[_part(place, part)].to(adapter.A.device)) for part in ("A", "B")
             )
     with torch.no_grad():
-        for key, own_tensor in _trained(made, config).items():
+        for key, own_tensor in _trained(adapted, config).items():
             own_tensor.copy_(tensors[key])
-    return made
+    return adapted
 
 
 @checks_arguments

@@ -108,10 +108,10 @@ def commit(model: nn.Module) -> None:
         own.detach(model.get_submodule(path))
 
 
-def _fused(model: nn.Module, what: str) -> dict[str, Adapters]:
+def _fused(model: nn.Module, verb: str) -> dict[str, Adapters]:
     fused = {path: own for path, own in adapters(model).items() if own.kept is not None}
     if not fused:
-        raise ModelError(f"lora: nothing to {what}; fuse comes first")
+        raise ModelError(f"lora: nothing to {verb}; fuse comes first")
     return fused
 
 
@@ -189,10 +189,10 @@ def _fuse_quantized(path: str, layer: QuantLinear, quantizer: Quantizer, own: Ad
 
 
 def _with_scales(quantizer: Quantizer, packed: PackedTensor) -> Quantizer:
-    made = Quantizer(quantizer.spec, axis=quantizer.axis, what=quantizer.what)
+    fixed = Quantizer(quantizer.spec, axis=quantizer.axis, what=quantizer.what)
     has_zeros, has_levels = packed.format.core.has_zeros, packed.format.core.has_levels
-    made.set_scales(packed.scales, packed.zeros if has_zeros else None, packed.levels if has_levels else None)
-    return made
+    fixed.set_scales(packed.scales, packed.zeros if has_zeros else None, packed.levels if has_levels else None)
+    return fixed
 
 
 def _rounded(
@@ -223,7 +223,7 @@ def _outputs(model: nn.Module, batch: Any) -> list[Tensor]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-    found = [tensor for tensor in tensors_in(out) if tensor.is_floating_point() and tensor.numel()]
-    if not found:
+    tensors = [tensor for tensor in tensors_in(out) if tensor.is_floating_point() and tensor.numel()]
+    if not tensors:
         raise ModelError("lora: the model returns no float tensor for these samples")
-    return found
+    return tensors

@@ -72,8 +72,8 @@ def add_empty(model: nn.Module, config: LoraConfig, name: str, *, inplace: bool)
             own = Adapters()
             own.attach(layer)
         weight = layer.weight
-        made = Adapter(layer.in_features, layer.out_features, config, dtype=weight.dtype, device=weight.device)
-        own.add_module(name, made.train(layer.training))
+        adapter = Adapter(layer.in_features, layer.out_features, config, dtype=weight.dtype, device=weight.device)
+        own.add_module(name, adapter.train(layer.training))
     activate(model, name)
     return model
 
@@ -106,11 +106,11 @@ def activate(model: nn.Module, name: str | None) -> None:
             parameter.grad = None
 
 
-def refuse_fused(layers: Mapping[str, Adapters], what: str) -> None:
+def refuse_fused(layers: Mapping[str, Adapters], action: str) -> None:
     """Raise ModelError where a layer's adapter is in its weight."""
     fused = next((path for path, own in layers.items() if own.kept is not None), None)
     if fused is not None:
-        raise ModelError(f"lora: {fused}: the adapter is fused, so that {what} would mix two; unfuse or commit first")
+        raise ModelError(f"lora: {fused}: the adapter is fused, so that {action} would mix two; unfuse or commit first")
 
 
 def _check_rank(path: str, layer: nn.Linear | PackedLinear, rank: int) -> None:

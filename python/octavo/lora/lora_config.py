@@ -86,7 +86,7 @@ class LoraConfig:
 
 def _selectors(key: str, value: object) -> tuple[str, ...]:
     """Return one selector or several as a tuple of texts."""
-    given = (value,) if isinstance(value, str) else value
-    if not isinstance(given, tuple | list) or not all(isinstance(text, str) for text in given):
+    texts = (value,) if isinstance(value, str) else value
+    if not isinstance(texts, tuple | list) or not all(isinstance(text, str) for text in texts):
         raise ModelError(f"lora: {key} is {shown(value)}; accepted are a selector or a list of selectors")
-    return tuple(given)
+    return tuple(texts)

@@ -42,13 +42,13 @@ class FuseConfig:
 
 def _insert(model: nn.Module, config: LoraPassConfig, pass_inputs: PassInputs) -> tuple[nn.Module, TransformReport]:
     generator = torch.Generator().manual_seed(config.seed)
-    made = insert(model, config.adapter(), name=config.name, inplace=True, generator=generator)
+    adapted = insert(model, config.adapter(), name=config.name, inplace=True, generator=generator)
     rows = []
-    for path, own in adapters(made).items():
+    for path, own in adapters(adapted).items():
         if config.name in own.names():
             adapter = getattr(own, config.name)
             rows.append((path, config.rank, adapter.A.numel() + adapter.B.numel()))
-    return made, TransformReport(("layer", ">rank", ">trained"), tuple(rows))
+    return adapted, TransformReport(("layer", ">rank", ">trained"), tuple(rows))
 
 
 def _fuse(model: nn.Module, config: FuseConfig, pass_inputs: PassInputs) -> tuple[nn.Module, TransformReport]:

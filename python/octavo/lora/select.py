@@ -72,7 +72,7 @@ def _refuse_ties(model: nn.Module, paths: list[str]) -> None:
             raise ModelError(f"lora: {tied} is tied to {name}; name both modules in train=, or neither")
 
 
-def _select(model: nn.Module, texts: tuple[str, ...], fits: Callable[[nn.Module], bool], what: str) -> list[str]:
+def _select(model: nn.Module, texts: tuple[str, ...], fits: Callable[[nn.Module], bool], label: str) -> list[str]:
     """Return the paths of the modules that any of the selectors means and that fit, in the model's order.
 
     A module at several places answers to each of its paths. Adapters are left out, and so is what
@@ -90,29 +90,29 @@ def _select(model: nn.Module, texts: tuple[str, ...], fits: Callable[[nn.Module]
     chosen: set[str] = set()
     for text in texts:
         selector = parse_selector(text)
-        found = _matching(selector, usable, aliases)
-        if not found:
-            raise ModelError(_nothing(text, selector, modules, aliases, what))
-        chosen.update(found[:1] if selector.pick == "first" else found[-1:] if selector.pick == "last" else found)
+        matches = _matching(selector, usable, aliases)
+        if not matches:
+            raise ModelError(_nothing(text, selector, modules, aliases, label))
+        chosen.update(matches[:1] if selector.pick == "first" else matches[-1:] if selector.pick == "last" else matches)
     return [path for path in usable if path in chosen]
 
 
 def _nothing(
-    text: str, selector: Selector, modules: Mapping[str, nn.Module], aliases: Mapping[str, list[str]], what: str
+    text: str, selector: Selector, modules: Mapping[str, nn.Module], aliases: Mapping[str, list[str]], label: str
 ) -> str:
     """Say why a selector selects nothing."""
     classes = {path: _class_names(module) for path, module in modules.items()}
-    found = _matching(selector, classes, aliases)
-    if not found:
+    matches = _matching(selector, classes, aliases)
+    if not matches:
         near = _nearest(selector.pattern, sorted({*classes, *chain(*classes.values())}))
         return f"lora: {text!r} selects nothing; nearest names: {', '.join(near) or 'none'}"
-    kind = type(modules[found[0]]).__name__
-    if _is_linear(modules[found[0]]):
+    kind = type(modules[matches[0]]).__name__
+    if _is_linear(modules[matches[0]]):
         return (
-            f"lora: {text!r} selects {found[0]}, whose weight nn.MultiheadAttention reads without calling it, so that "
-            "an adapter would do nothing"
+            f"lora: {text!r} selects {matches[0]}, whose weight nn.MultiheadAttention reads without calling it, "
+            "so that an adapter would do nothing"
         )
-    return f"lora: {text!r} selects no {what}; {found[0] or 'the model'} is a {kind}"
+    return f"lora: {text!r} selects no {label}; {matches[0] or 'the model'} is a {kind}"
 
 
 def _nearest(pattern: str, names: list[str], count: int = 3) -> list[str]:

@@ -89,7 +89,11 @@ class OurMethods:
         """Return the table of tokens. Raises ModelError for another number of rows where table or head has a format."""
         assert isinstance(self, nn.Module)
         above: Any = super()
-        tables = [found for found in (above.get_input_embeddings(), above.get_output_embeddings()) if found is not None]
+        tables = [
+            embedding
+            for embedding in (above.get_input_embeddings(), above.get_output_embeddings())
+            if embedding is not None
+        ]
         ours = next((table for table in tables if isinstance(table, FormatLayer)), None)
         if ours is None:
             resized: nn.Module = above.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
@@ -105,9 +109,9 @@ class OurMethods:
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Pickle by the class of transformers, which other processes know."""
-        made = super().__reduce_ex__(protocol)
-        assert isinstance(made, tuple)  # a module is no global name
-        return _made, (_theirs(type(self)),), *made[2:]
+        parts = super().__reduce_ex__(protocol)
+        assert isinstance(parts, tuple)  # a module is no global name
+        return _made, (_theirs(type(self)),), *parts[2:]
 
 
 def _has_ours(model: nn.Module) -> bool:

@@ -30,18 +30,18 @@ _KL_FIRST, _KL_STRIDE = 128, 16
 _KL_LEAST = 1e-9
 
 
-def activation_scales(spec: Spec, seen: Statistics, what: str) -> Scales:
+def activation_scales(spec: Spec, seen: Statistics, label: str) -> Scales:
     """Return the scales, and packed zeros for ``uintW``, that ``spec.calibration`` chooses.
 
     ``seen``: what the tensor held; where it was all zeros, the range is taken as -1 to 1. ``lsq`` starts from ``mse``.
     Raises FormatError for a format without one scale a tensor, CalibrationError where nothing was seen.
     """
     fmt, calibration = spec.format, spec.calibration
-    check_format(spec, what)
+    check_format(spec, label)
     assert calibration is not None  # callers ask where there is one
     if not seen.count:
         raise CalibrationError(
-            f"{what}: '{spec}' got no calibration data: the layer was never called; "
+            f"{label}: '{spec}' got no calibration data: the layer was never called; "
             "leave it out of the recipe, or give batches that reach it"
         )
     if seen.largest == 0:
@@ -54,16 +54,16 @@ def activation_scales(spec: Spec, seen: Statistics, what: str) -> Scales:
     return scales_of(fmt, _SEARCHES[calibration.method](fmt, seen, full))
 
 
-def check_format(spec: Spec, what: str) -> None:
+def check_format(spec: Spec, label: str) -> None:
     """Refuse what has no single scale to calibrate. Raises FormatError with the way out."""
     fmt, method = spec.format, None if spec.calibration is None else spec.calibration.method
     if fmt.granularity != "tensor" or fmt.core.scales_per_group != 1:
         raise FormatError(
-            f"{what}: '{spec}': static scales of activations are one for the tensor; take intW, uintW or fixedW, "
+            f"{label}: '{spec}': static scales of activations are one for the tensor; take intW, uintW or fixedW, "
             f"or leave out @{spec.calibration} and have them chosen at run time"
         )
     if method in ("gptq", "hqq"):
-        raise FormatError(f"{what}: '{spec}': {method} is for weights; activations take minmax, quantile, mse or kl")
+        raise FormatError(f"{label}: '{spec}': {method} is for weights; activations take minmax, quantile, mse or kl")
 
 
 def scales_of(fmt: Format, ends: Range) -> Scales:
@@ -75,8 +75,8 @@ def scales_of(fmt: Format, ends: Range) -> Scales:
 def range_of(fmt: Format, scales: Tensor, zeros: Tensor | None) -> Range:
     """Return the range that one scale of a tensor covers: what :func:`scales_of` would take."""
     low, high = fmt.range
-    given = float(scales.flatten()[0])
-    step = 2.0 ** -round(given) if fmt.core.scale_type == "int8" else given  # int8: fraction bits
+    number = float(scales.flatten()[0])
+    step = 2.0 ** -round(number) if fmt.core.scale_type == "int8" else number  # int8: fraction bits
     zero = 0
     if zeros is not None:
         # Packed little-endian; a tensor's zero point is a number of one or two bytes.
@@ -155,16 +155,16 @@ def _kl(fmt: Format, seen: Statistics, full: Range) -> Range:
 
     def divergence(ends: Range) -> float:
         inside = (middles >= ends[0]) & (middles <= ends[1])
-        kept = masses[inside]
-        clipped = kept.clone()
+        inner = masses[inside]
+        clipped = inner.clone()
         clipped[0] += ordered_sum(masses[middles < ends[0]])
         clipped[-1] += ordered_sum(masses[middles > ends[1]])
         rounded = quantize_to(middles[inside], fmt, scales_of(fmt, ends))
         _, groups = rounded.unique(return_inverse=True)
         size = int(groups.max()) + 1
-        mass = torch.zeros(size, dtype=torch.float64).index_add_(0, groups, kept)
-        filled = torch.zeros(size, dtype=torch.float64).index_add_(0, groups, (kept > 0).double())
-        spread = torch.where(kept > 0, (mass / filled.clamp(min=1))[groups], 0.0)
+        mass = torch.zeros(size, dtype=torch.float64).index_add_(0, groups, inner)
+        filled = torch.zeros(size, dtype=torch.float64).index_add_(0, groups, (inner > 0).double())
+        spread = torch.where(inner > 0, (mass / filled.clamp(min=1))[groups], 0.0)
         spread = (spread / ordered_sum(spread).clamp(min=_KL_LEAST)).clamp(min=_KL_LEAST)
         there = clipped > 0
         return float(ordered_sum(clipped[there] * logarithm(clipped[there] / spread[there])))

@@ -78,15 +78,15 @@ def quantize_model(
     """
     plan = plan_of(model, recipe)
     refuse_meta(model, "quantize_model")
-    given = None if plan is recipe else str(Recipe.of(recipe))
-    text = None if _is_quantized(model) else given
+    rules = None if plan is recipe else str(Recipe.of(recipe))
+    text = None if _is_quantized(model) else rules
     batches = None if calibration is None else Batches(calibration, samples, tokenizer=tokenizer)
     show = Stages(progress)
     if not inplace:
         model = deep_copy(model)
     elif "" in plan:
         raise DTypeError(f"inplace=True cannot replace the {type(model).__name__} itself; take what is returned")
-    replacement = Replacement(model, plan, given)
+    replacement = Replacement(model, plan, rules)
     _check(replacement, batches)
     if batches is not None and _needs_data(replacement):
         batches = unpadded(model, batches)
@@ -218,11 +218,11 @@ def _calibrate(model: nn.Module, replacement: Replacement, batches: Batches | No
     wanted = [quantizer for top in layers for quantizer in activation_quantizers(top) if quantizer.wants_scales]
     if wanted:
         assert batches is not None  # checked before any work
-        found = observe(model, wanted, batches, show)
-        for quantizer, seen in found.items():
+        statistics = observe(model, wanted, batches, show)
+        for quantizer, seen in statistics.items():
             quantizer.set_scales(*activation_scales(quantizer.spec, seen, quantizer.what))
             _learn(quantizer)
-        warn_of_silent([quantizer.what for quantizer, seen in found.items() if seen.count and seen.largest == 0])
+        warn_of_silent([quantizer.what for quantizer, seen in statistics.items() if seen.count and seen.largest == 0])
     weighing = [layer for layer in layers if isinstance(layer, QuantLayer)]
     weighted = [layer for layer in weighing if _method(layer) is not None and _method(layer) not in _SOLVED]
     with show.stage("choosing weight scales", len(weighted)) as advance:

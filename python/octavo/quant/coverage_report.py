@@ -163,12 +163,12 @@ def coverage(model: nn.Module) -> Coverage:
 
 def tell_coverage(model: nn.Module, show: Stages) -> None:
     """Tell what share of a model's parameters is quantized; warn of less than half, but not of activations alone."""
-    found = coverage(model)
-    message = f"{type(model).__name__}: {found.summary()}"
-    if 0 < found.share < LEAST:
+    result = coverage(model)
+    message = f"{type(model).__name__}: {result.summary()}"
+    if 0 < result.share < LEAST:
         more = "octavo.quant.coverage(model) lists every parameter, Recipe.explain(model) every rule"
         warnings.warn(CoverageWarning(f"{message}. {more}"), stacklevel=4)
-    elif found.quantized:
+    elif result.quantized:
         show.tell(message)
 
 

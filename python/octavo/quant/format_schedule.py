@@ -44,12 +44,12 @@ class FormatSchedule:
             raise FormatError(f"roles are {roles!r}; accepted are sequences of {', '.join(ROLES)}")
         self.roles, self.steps_made = tuple(roles), 0
         self._specs: dict[int, Spec] = {}
-        for step, given in sorted(formats.items()):
+        for step, value in sorted(formats.items()):
             if not isinstance(step, int) or step < 0:
                 raise FormatError(f"a schedule's steps are whole numbers from 0, got {step!r}")
-            spec = read_spec(given)
+            spec = read_spec(value)
             if spec is None or (spec.calibration and spec.calibration.method in ("gptq", "hqq")):
-                raise FormatError(f"step {step}: {given!r}; accepted are formats and formats with minmax, mse or kl")
+                raise FormatError(f"step {step}: {value!r}; accepted are formats and formats with minmax, mse or kl")
             self._specs[step] = spec
 
     @checks_arguments
@@ -69,13 +69,13 @@ class FormatSchedule:
         spec = self.at(step)
         if spec is None:
             return
-        found = list(self._quantizers(model))
-        if not found:
+        quantizers = list(self._quantizers(model))
+        if not quantizers:
             raise ModelError(
                 f"the model has no quantized layer with a format for {' or '.join(self.roles) or 'no role'}, which "
                 "FormatSchedule would change; pass what octavo.quantize_model returned"
             )
-        for layer, role, quantizer in found:
+        for layer, role, quantizer in quantizers:
             if quantizer.format != spec.format:
                 if role in layer.pruned_roles():
                     require_zero(spec.format, quantizer.what)
@@ -111,7 +111,7 @@ def _change_learned(layer: QuantLayer, role: str, quantizer: Quantizer, spec: Sp
     if role == "weight":
         scales, _, _ = weight_scales(new, layer.weight_matrix().detach(), quantizer.what)
     else:
-        given, zeros, _ = quantizer.given()
-        assert given is not None  # it is learned
-        scales, _ = scales_of(spec.format, range_of(quantizer.format, given.detach(), zeros))
+        scale, zeros, _ = quantizer.given()
+        assert scale is not None  # it is learned
+        scales, _ = scales_of(spec.format, range_of(quantizer.format, scale.detach(), zeros))
     quantizer.relearn(new, scales)

@@ -44,9 +44,9 @@ def pack_model(model: nn.Module, *, sparse: bool = False, inplace: bool = False)
     packed: dict[int, nn.Module] = {}
     shared: dict[int, list[PackedLayer]] = {}
     for path, layer in layers.items():
-        made = pack_layer(path or type(layer).__name__, layer)
-        share_codes(made, shared.setdefault(id(layer._own("weight")), []))
-        packed[id(layer)] = made
+        packed_layer = pack_layer(path or type(layer).__name__, layer)
+        share_codes(packed_layer, shared.setdefault(id(layer._own("weight")), []))
+        packed[id(layer)] = packed_layer
     for twins in shared.values() if sparse else ():
         leave_out_zeros(twins)
     return replace_modules(model, packed) if inplace else copy_with(model, packed)
@@ -56,25 +56,25 @@ def _has_weight(layer: QuantLayer) -> bool:
     return layer.weight_quantizer is not None
 
 
-def share_codes(made: PackedLayer, twins: list[PackedLayer]) -> None:
+def share_codes(layer: PackedLayer, twins: list[PackedLayer]) -> None:
     """Give a packed layer the codes of one of ``twins``, packed from the same weight, if they are equal; add it."""
-    twin = next((other for other in twins if other.packed_weight == made.packed_weight), None)
+    twin = next((other for other in twins if other.packed_weight == layer.packed_weight), None)
     if twin is not None:
-        made.weight = twin.packed_weight
-    twins.append(made)
+        layer.weight = twin.packed_weight
+    twins.append(layer)
 
 
 def leave_out_zeros(twins: list[PackedLayer]) -> None:
     """Make codes sparse, where that takes fewer bytes, in layers packed from the same weight, none of them a table."""
     if any(isinstance(layer, PackedEmbedding) for layer in twins):
         return
-    made: list[tuple[Tensor, PackedTensor]] = []
+    pairs: list[tuple[Tensor, PackedTensor]] = []
     for layer in twins:
         codes = layer.weight_codes
-        weight = next((weight for held, weight in made if held is codes), None)
+        weight = next((weight for known, weight in pairs if known is codes), None)
         if weight is None:
             weight = layer.packed_weight.to_sparse(if_smaller=True)
-            made.append((codes, weight))
+            pairs.append((codes, weight))
         layer.weight = weight
 
 

@@ -37,26 +37,26 @@ class PackConfig:
 
 
 def _quantize(model: nn.Module, config: QuantizeConfig, pass_inputs: PassInputs) -> tuple[nn.Module, TransformReport]:
-    made = quantize_model(
+    quantized = quantize_model(
         model, config.recipe, calibration=pass_inputs.calibration, samples=config.samples, inplace=True, progress=False
     )
     rows = []
-    for path, layer in made.named_modules():
+    for path, layer in quantized.named_modules():
         if isinstance(layer, QuantLayer):
             formats = {role: quantizer.format for role, quantizer in layer.role_quantizers().items()}
-            told = (str(formats[role]) if role in formats else None for role in ("weight", "input", "output"))
-            rows.append((path, type(layer).__name__, *told))
-    return made, TransformReport(("layer", "class", "weight", "input", "output"), tuple(rows))
+            texts = (str(formats[role]) if role in formats else None for role in ("weight", "input", "output"))
+            rows.append((path, type(layer).__name__, *texts))
+    return quantized, TransformReport(("layer", "class", "weight", "input", "output"), tuple(rows))
 
 
 def _pack(model: nn.Module, config: PackConfig, pass_inputs: PassInputs) -> tuple[nn.Module, TransformReport]:
-    made = pack_model(model, sparse=config.sparse, inplace=True)
+    packed = pack_model(model, sparse=config.sparse, inplace=True)
     rows = tuple(
         (path, type(layer).__name__, str(layer.format), layer.packed_weight.nbytes)
-        for path, layer in made.named_modules()
+        for path, layer in packed.named_modules()
         if isinstance(layer, PackedLayer)
     )
-    return made, TransformReport(("layer", "class", "format", ">bytes"), rows)
+    return packed, TransformReport(("layer", "class", "format", ">bytes"), rows)
 
 
 QUANTIZE = Pass("quantize", "quantization", QuantizeConfig, _quantize)

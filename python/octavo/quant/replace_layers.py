@@ -61,7 +61,7 @@ class Replacement:
         self._new: dict[int, nn.Module] = {}
         self._undo: Undo = []
         _refuse_computed({path: modules[path] for path in plan}, recipe)
-        for path, given in plan.items():
+        for path, layer_plan in plan.items():
             module = modules[path]
             if module in past:
                 raise DTypeError(
@@ -69,13 +69,13 @@ class Replacement:
                     "write the attention with Linear layers"
                 )
             if id(module) in self._new:
-                first = next(name for name, made in self.layers.items() if made is self._new[id(module)])
-                if plan[first] != given:
+                first = next(name for name, layer in self.layers.items() if layer is self._new[id(module)])
+                if plan[first] != layer_plan:
                     raise FormatError(f"plan: {first} and {path} are one module and are given different formats")
                 continue
-            made = _quantized(module, given, path)
-            self.layers[path] = made
-            self._new[id(module)] = made
+            layer = _quantized(module, layer_plan, path)
+            self.layers[path] = layer
+            self._new[id(module)] = layer
 
     def apply(self) -> nn.Module:
         """Put the layers in place, at every path they are known by; return the model, or its replacement."""
@@ -116,17 +116,17 @@ def _refuse_computed(layers: Mapping[str, nn.Module], recipe: str | None) -> Non
     floats = {path: layer for path, layer in layers.items() if kind_of(layer) and not isinstance(layer, FormatLayer)}
     computed = [path for path, layer in floats.items() if not has_plain_weight(layer)]
     if computed and computed[0] and recipe is not None:
-        kept = "; ".join([recipe, *(f"{path} keep" for path in computed)])
-        raise DTypeError(f"{computed[0]}: {NO_PLAIN_WEIGHT}, and the recipe '{kept}' leaves it as it is")
+        rules = "; ".join([recipe, *(f"{path} keep" for path in computed)])
+        raise DTypeError(f"{computed[0]}: {NO_PLAIN_WEIGHT}, and the recipe '{rules}' leaves it as it is")
 
 
 def _quantized(module: nn.Module, plan: LayerPlan, path: str) -> nn.Module:
-    what = path or type(module).__name__
+    label = path or type(module).__name__
     with_plan = getattr(module, "with_plan", None)
     if with_plan is not None:
-        return with_plan(plan, what)
+        return with_plan(plan, label)
     kind = kind_of(module)
     if kind is None:
         accepted = ", ".join(kind.name for kind in float_kinds())
-        raise DTypeError(f"{what} is a {type(module).__name__}; accepted are {accepted}")
-    return kind.simulated.from_layer(module, plan, what)
+        raise DTypeError(f"{label} is a {type(module).__name__}; accepted are {accepted}")
+    return kind.simulated.from_layer(module, plan, label)

@@ -44,21 +44,21 @@ def warn_of_shared(model: nn.Module) -> None:
     for path, layer in format_layers(model):
         if isinstance(layer, QuantLayer) and layer.weight_quantizer is not None:
             quantized.setdefault(id(layer._own("weight")), []).append(path)
-    found = {
+    sharers = {
         layer: join(path, name)
         for path, module in model.named_modules()
         if not isinstance(module, QuantLayer) and not is_default(module)
         for name, tensor in module._parameters.items()
         for layer in quantized.get(id(tensor), ())
     }
-    if found:
-        rule = "; ".join(str(Rule(name=path, keep=True)) for path in found)
-        shared = ", ".join(f"{join(path, 'weight')} is {other}" for path, other in list(found.items())[:_NAMED])
+    if sharers:
+        rule = "; ".join(str(Rule(name=path, keep=True)) for path in sharers)
+        shared = ", ".join(f"{join(path, 'weight')} is {other}" for path, other in list(sharers.items())[:_NAMED])
         message = (
             f"{type(model).__name__}: {shared}, too, a Parameter of no layer: where the model reads it by that name it "
-            f"is not rounded. Keep {_it(found)} in the recipe: '{rule}'"
+            f"is not rounded. Keep {_it(sharers)} in the recipe: '{rule}'"
         )
-        warnings.warn(UnusedLayerWarning(message, tuple(found), rule), stacklevel=4)
+        warnings.warn(UnusedLayerWarning(message, tuple(sharers), rule), stacklevel=4)
 
 
 def bypassed(model: nn.Module) -> list[str]:

@@ -30,7 +30,7 @@ _MORE_BITS = range(1, 8)  # fraction bits that `mse` adds
 _CHUNK = 1 << 15
 
 
-def weight_scales(spec: Spec, weight: Tensor, what: str) -> Scales:
+def weight_scales(spec: Spec, weight: Tensor, label: str) -> Scales:
     """Return the scales, packed zeros and levels that ``spec.calibration`` chooses for ``weight`` ``[N, K]``.
 
     ``minmax``: the codec's rule. ``quantile``: the same, of each group's magnitudes up to that quantile. ``mse`` (and
@@ -40,10 +40,10 @@ def weight_scales(spec: Spec, weight: Tensor, what: str) -> Scales:
     fmt, calibration = spec.format, spec.calibration
     assert calibration is not None  # callers ask where there is one
     if fmt.scale_type is None:
-        raise FormatError(f"{what}: '{spec}': '{fmt}' has no scale to calibrate; leave out @{calibration}")
+        raise FormatError(f"{label}: '{spec}': '{fmt}' has no scale to calibrate; leave out @{calibration}")
     if fmt.is_block and calibration.method != "minmax":
         raise FormatError(
-            f"{what}: '{spec}': block scales are chosen by a rule; take '{fmt}@ceil', '{fmt}@mse' as the rule "
+            f"{label}: '{spec}': block scales are chosen by a rule; take '{fmt}@ceil', '{fmt}@mse' as the rule "
             f"(Spec(format, scale='mse')), or leave out @{calibration}"
         )
     x = weight.detach()
@@ -52,12 +52,12 @@ def weight_scales(spec: Spec, weight: Tensor, what: str) -> Scales:
         return _parts(encode(x, fmt, scale=spec.scale))
     if method == "kl":
         if fmt.granularity != "tensor" or fmt.core.scales_per_group != 1:
-            raise FormatError(f"{what}: '{spec}': kl chooses one scale a tensor; take @mse for channels and groups")
+            raise FormatError(f"{label}: '{spec}': kl chooses one scale a tensor; take @mse for channels and groups")
         seen = Statistics()
-        seen.add(x, what)
-        return (*activation_scales(spec, seen, what), None)
+        seen.add(x, label)
+        return (*activation_scales(spec, seen, label), None)
     if method not in ("quantile", "mse", "lsq"):
-        raise FormatError(f"{what}: '{spec}': {method} is not chosen from the weight alone")
+        raise FormatError(f"{label}: '{spec}': {method} is not chosen from the weight alone")
     chunks = [x] if fmt.granularity == "tensor" else x.split(max(_CHUNK // max(x.shape[-1], 1), 1))
     share = quantile_share(calibration) if method == "quantile" else None
     chosen = [
@@ -89,10 +89,10 @@ def _clipped(x: Tensor, fmt: Format, share: float) -> Tensor:
     n = magnitudes.shape[1] - missing
     place = missing + (n * share).ceil().long().clamp(min=1) - 1
     limits = magnitudes.gather(1, place[:, None]).to(x.dtype)
-    kept = _groups(x, fmt, 0.0).clamp(-limits, limits)
+    clipped = _groups(x, fmt, 0.0).clamp(-limits, limits)
     if fmt.granularity == "tensor":
-        return kept.view_as(x)
-    return kept.view(*x.shape[:-1], -1)[..., : x.shape[-1]]
+        return clipped.view_as(x)
+    return clipped.view(*x.shape[:-1], -1)[..., : x.shape[-1]]
 
 
 def _least(x: Tensor, fmt: Format) -> Scales:

@@ -80,12 +80,12 @@ def _given(rule: Rule, role: str, spec: Spec | None, selected: list[Site]) -> li
     if usable:
         return usable
     if not matched:
-        found = selected[0]
-        kind = f" ({found.classes[0]})" if found.classes else ""
+        first = selected[0]
+        kind = f" ({first.classes[0]})" if first.classes else ""
         lacks = ", ".join(sorted({site.role for site in selected if not site.problem}, key=ROLES.index))
-        has = f"it has {lacks}" if lacks else found.problem
+        has = f"it has {lacks}" if lacks else first.problem
         raise FormatError(
-            f"{found.module or found.path}{kind}: rule '{rule}' gives a format to its {role}, and there is none; {has}"
+            f"{first.module or first.path}{kind}: rule '{rule}' gives a format to its {role}, and there is none; {has}"
         )
     site = max(matched, key=lambda site: (site.problem is not None, math.prod(site.shape or ())))  # the telling one
     problem = site.problem or f"shape {site.shape}; a vector is quantized where a rule names it in full"
@@ -102,10 +102,10 @@ def _nothing(rule: Rule, sites: Iterable[Site], kind: str) -> str:
     if selector.kind == "type":
         classes = sorted({name for site in sites for name in site.classes} - {"object", "Module"})
         near = difflib.get_close_matches(selector.pattern, classes, n=3, cutoff=0.3) or classes[:5]
-        told = f"rule '{rule}' matches no {kind}; nearest types: {', '.join(near) or 'none'}"
+        message = f"rule '{rule}' matches no {kind}; nearest types: {', '.join(near) or 'none'}"
         path = replace(selector, kind="glob")
         is_path = any(_selects(path, site) for site in sites)
-        return f"{told}; a path is written '{path}'" if is_path else told
+        return f"{message}; a path is written '{path}'" if is_path else message
     paths = [site.module if kind == "layer" else site.path for site in sites]
     hint = ""
     if any(path.startswith(f"{selector.pattern}.") for path in paths):

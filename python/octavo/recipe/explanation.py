@@ -130,8 +130,8 @@ def _bits(nbytes: int, elements: int) -> float | None:
 
 
 def _totals(decisions: list[Decision]) -> Totals:
-    held = [d for d in decisions if d.site.shape is not None]  # activations have none
-    once = {id(d.site.tensor if d.site.of_model else d): d for d in reversed(held)}.values()
+    of_tensors = [d for d in decisions if d.site.shape is not None]  # activations have none
+    once = {id(d.site.tensor if d.site.of_model else d): d for d in reversed(of_tensors)}.values()
     quantized = [d for d in once if d.format is not None]
     sizes = {id(d): d.site.elements for d in once}
     before = sum(d.site.nbytes(None) for d in once)

@@ -53,18 +53,17 @@ def _static_misfit(role: str, spec: Spec, method: str) -> str | None:
     return None
 
 
-def integer_misfit(weight: Spec | None, given: Spec | None) -> str | None:
+def integer_misfit(weight: Spec | None, input_spec: Spec | None) -> str | None:
     """Return why weight and input are not on the integer path that a bias 'int32' asks for; None where they are."""
-    for role, spec in (("weight", weight), ("input", given)):
+    for role, spec in (("weight", weight), ("input", input_spec)):
         fmt = spec.format if spec else None
         if fmt is None or fmt.family != "int" or fmt.width not in _INTEGER_WIDTHS or fmt.granularity == "block":
-            found = f"'{fmt}'" if fmt else "kept"
+            choice = f"'{fmt}'" if fmt else "kept"
             return (
-                f"a bias 'int32' has the scale of integer products, and the {role} is {found}: "
+                f"a bias 'int32' has the scale of integer products, and the {role} is {choice}: "
                 f"give weight and input int2 to int8, or take another format for the bias"
             )
-    if given is not None and given.calibration is None:
-        return (
-            f"a bias 'int32' needs an input scale that is fixed: calibrate the input, as '{given.format}@minmax' does"
-        )
+    if input_spec is not None and input_spec.calibration is None:
+        advice = f"calibrate the input, as '{input_spec.format}@minmax' does"
+        return f"a bias 'int32' needs an input scale that is fixed: {advice}"
     return None

@@ -33,11 +33,11 @@ def decide_sites(rules: Sequence[Rule], sites: Sequence[Site]) -> list[Decision]
 
 def layer_plans(decisions: Sequence[Decision]) -> dict[str, LayerPlan]:
     """Return what each layer gets, layers without a quantized tensor left out."""
-    given: dict[str, dict[str, Spec]] = {}
+    by_layer: dict[str, dict[str, Spec]] = {}
     for decision in decisions:
         if decision.spec is not None and decision.format is not None:
-            given.setdefault(decision.site.module, {})[decision.site.role] = decision.spec
-    return {path: LayerPlan(**specs) for path, specs in given.items()}
+            by_layer.setdefault(decision.site.module, {})[decision.site.role] = decision.spec
+    return {path: LayerPlan(**specs) for path, specs in by_layer.items()}
 
 
 def _tie(decisions: Sequence[Decision], rules: Sequence[Rule]) -> None:
@@ -100,9 +100,9 @@ def _check_embeddings(decisions: Sequence[Decision]) -> None:
 
 def _check_integer_biases(decisions: Sequence[Decision]) -> None:
     """Refuse a bias 'int32' beside tensors whose product is not one of integers."""
-    given = {(decision.site.module, decision.site.role): decision.spec for decision in decisions}
+    spec_of = {(decision.site.module, decision.site.role): decision.spec for decision in decisions}
     for decision in decisions:
         if decision.spec is not None and decision.spec.format == INT32:
             module = decision.site.module
-            if problem := integer_misfit(given.get((module, "weight")), given.get((module, "input"))):
+            if problem := integer_misfit(spec_of.get((module, "weight")), spec_of.get((module, "input"))):
                 raise FormatError(f"{decision.site.path}: rule '{decision.rule}': {problem}")

@@ -41,11 +41,11 @@ class Recipe:
 
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
         """Take rules in order."""
-        given = tuple(rules) if isinstance(rules, Iterable) else (rules,)
-        for rule in given:
+        ordered = tuple(rules) if isinstance(rules, Iterable) else (rules,)
+        for rule in ordered:
             if not isinstance(rule, Rule):
                 raise FormatError(f"a recipe is made of Rule(...), got {shown(rule)}; a text is read by Recipe.parse")
-        object.__setattr__(self, "rules", given)
+        object.__setattr__(self, "rules", ordered)
 
     # --- written forms ----------------------------------------------------------------------------------------------
 

@@ -55,18 +55,18 @@ class Rule:
             raise FormatError(f"a rule has one selector, got {' and '.join(patterns)}")
         kind, pattern = next(iter(patterns.items()), (None, ""))
         selector = Selector(kind, pattern, pick)
-        given = {
+        formats = {
             role: value for role, value in zip(ROLES, (weight, input, output, bias), strict=True) if value is not None
         }
         if not isinstance(keep, bool):
             raise FormatError(f"keep is {shown(keep)}; accepted are true and false")
-        if keep and given:
-            raise FormatError(f"a rule keeps all tensors or gives formats, got keep and {', '.join(given)}")
+        if keep and formats:
+            raise FormatError(f"a rule keeps all tensors or gives formats, got keep and {', '.join(formats)}")
         if keep:
-            given = dict.fromkeys(ROLES, KEEP)
-        if not given:
+            formats = dict.fromkeys(ROLES, KEEP)
+        if not formats:
             raise FormatError(f"a rule gives formats to {', '.join(ROLES)}, or keep=True; this one gives nothing")
-        gives = tuple((role, read_spec(value)) for role, value in given.items())
+        gives = tuple((role, read_spec(value)) for role, value in formats.items())
         for role, spec in gives:
             if spec is not None and (problem := misfit(role, spec)):
                 raise FormatError(f"{role}={spec}: {problem}")
@@ -94,15 +94,15 @@ class Rule:
         return f"Rule({', '.join(f'{key}={value!r}' for key, value in self.as_dict().items())})"
 
 
-def read_spec(given: Given) -> Spec | None:
+def read_spec(value: Given) -> Spec | None:
     """Read ``FORMAT[@CALIBRATION]`` or ``keep``, which is None. Raises FormatError naming the part that is wrong."""
-    if isinstance(given, Spec):
-        return given
-    if isinstance(given, Format):
-        return Spec(given)
-    if not isinstance(given, str):
-        raise FormatError(f"a format is a text such as 'int8@mse', got {shown(given)}")
-    text = given.strip()
+    if isinstance(value, Spec):
+        return value
+    if isinstance(value, Format):
+        return Spec(value)
+    if not isinstance(value, str):
+        raise FormatError(f"a format is a text such as 'int8@mse', got {shown(value)}")
+    text = value.strip()
     if text == KEEP:
         return None
     name, at, choice = (part.strip() for part in text.partition("@"))
@@ -139,14 +139,14 @@ def _write(rule: Rule) -> str:
     """Return the text that :func:`octavo.recipe.text.parse_rules` reads as ``rule``."""
     selector = _write_selector(rule)
     if rule.keeps_all:
-        given = KEEP
+        formats = KEEP
     elif (
         len(rule.gives) == 1 and rule.gives[0][0] == "weight" and rule.gives[0][1] is not None and not _names_bias(rule)
     ):
-        given = spec_text(rule.gives[0][1])
+        formats = spec_text(rule.gives[0][1])
     else:
-        given = " ".join(f"{role}={spec_text(spec)}" for role, spec in rule.gives)
-    return f"{selector} {given}" if selector else given
+        formats = " ".join(f"{role}={spec_text(spec)}" for role, spec in rule.gives)
+    return f"{selector} {formats}" if selector else formats
 
 
 def _names_bias(rule: Rule) -> bool:

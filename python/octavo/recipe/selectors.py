@@ -112,10 +112,10 @@ def _translate(pattern: str) -> str:
         elif rest[0] == "?":
             parts.append("[^.]")
             place += 1
-        elif found := re.match(r"\[(!?)(\]?[^\]]*)\]", rest):
-            inside = re.sub(r"([\\\[\]^&~|])", r"\\\1", found[2])
-            parts.append(f"[{'^.' if found[1] else ''}{inside}]")
-            place += found.end()
+        elif match := re.match(r"\[(!?)(\]?[^\]]*)\]", rest):
+            inside = re.sub(r"([\\\[\]^&~|])", r"\\\1", match[2])
+            parts.append(f"[{'^.' if match[1] else ''}{inside}]")
+            place += match.end()
         else:
             parts.append(re.escape(rest[0]))
             place += 1

@@ -48,9 +48,11 @@ def select(tensors: Mapping[str, Tensor | PackedTensor], glob: str | None = None
     try:
         decided = assigned([rule], tensors)
     except FormatError as error:  # says so of a rule that nobody wrote
-        given = "the selection of 2-D weights" if glob is None else f"'{glob}'"
-        told = str(error).replace(f"rule '{rule}': the default selection", given).replace(f"rule '{rule}'", given)
-        raise FormatError(told.replace(f"'encoder.** {rule}'", "'encoder.**'")) from None
+        selection = "the selection of 2-D weights" if glob is None else f"'{glob}'"
+        message = (
+            str(error).replace(f"rule '{rule}': the default selection", selection).replace(f"rule '{rule}'", selection)
+        )
+        raise FormatError(message.replace(f"'encoder.** {rule}'", "'encoder.**'")) from None
     return [name for name, spec in decided.items() if spec]
 
 

@@ -34,8 +34,8 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
         return ()
     rules, place = [], 0
     while place <= len(text):
-        found = _RULES.match(text, place)
-        end = found.end() if found else place
+        match = _RULES.match(text, place)
+        end = match.end() if match else place
         if end < len(text) and text[end] == '"':
             raise FormatError(f"recipe {text!r}: a quote is not closed")
         rules.append(_parse_rule(text, text[place:end].strip()))
@@ -113,7 +113,7 @@ def _unquote(text: str) -> str:
 def _read_given(words: list[str], selector: dict[str, str]) -> dict[str, str | bool]:
     if words == [KEEP]:
         return {"keep": True}
-    given: dict[str, str | bool] = {}
+    formats: dict[str, str | bool] = {}
     path = selector.get("name") or selector.get("glob") or selector.get("regex") or ""
     for word in words:
         role, equals, value = word.partition("=")
@@ -121,8 +121,8 @@ def _read_given(words: list[str], selector: dict[str, str]) -> dict[str, str | b
             role, value = "bias" if re.search(r"(^|\.)bias$", path) else "weight", word
         if role not in ROLES:
             raise FormatError(f"unknown role {role!r}; accepted are {', '.join(ROLES)}")
-        if role in given:
-            raise FormatError(f"{role} is given twice: {given[role]!r} and {value!r}")
+        if role in formats:
+            raise FormatError(f"{role} is given twice: {formats[role]!r} and {value!r}")
         read_spec(value)  # here, so that the error comes first where a later word is wrong, too
-        given[role] = value
-    return given
+        formats[role] = value
+    return formats

@@ -17,31 +17,31 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def read_toml(
-    text: str, what: str = "recipe", key: str = "rules", *, error: type[OctavoError] = FormatError
+    text: str, label: str = "recipe", key: str = "rules", *, error: type[OctavoError] = FormatError
 ) -> dict[str, Any]:
     """Return the dictionary of a TOML text, of one without tables ``{key: []}``.
 
-    ``what``: its name in messages. Raises ``error`` with the place where it is no TOML.
+    ``label``: its name in messages. Raises ``error`` with the place where it is no TOML.
     """
     if not isinstance(text, str):
         raise error(f"TOML is a text, or the path of a file as a Path, got {type(text).__name__}")
     # Strings over several lines would hide keys from the pattern of strings; then dots in strings count, too.
     bare = text if '"""' in text or "'''" in text else _STRING.sub("", text)
     if any(line.count(".") > _PARTS for line in bare.split("\n")):
-        raise error(f"{what}: not TOML of a {what}: a key of more than {_PARTS} parts")
+        raise error(f"{label}: not TOML of a {label}: a key of more than {_PARTS} parts")
     try:
         return tomllib.loads(text) or {key: []}
     except (ValueError, RecursionError) as wrong:  # of TOML that is wrong, of numbers and nesting without end
-        raise error(f"{what}: not TOML: {wrong}") from None
+        raise error(f"{label}: not TOML: {wrong}") from None
 
 
 def write_toml(key: str, tables: Iterable[Mapping[str, Any]]) -> str:
     """Return the TOML text of ``{key: [...]}``; values are texts, numbers, booleans, and lists and mappings of them."""
-    made = []
+    blocks = []
     for table in tables:
         lines = [f"{_key(name)} = {_value(value)}" for name, value in table.items()]
-        made.append("\n".join([f"[[{key}]]", *lines, ""]))
-    return "\n".join(made)
+        blocks.append("\n".join([f"[[{key}]]", *lines, ""]))
+    return "\n".join(blocks)
 
 
 def _key(name: str) -> str:

@@ -16,33 +16,35 @@ _LINES = ("-", "--", ":")
 
 
 def best_so_far_figure(
-    rows: Rows, *, lines: str, panels: str, metric: str, title: str, told: Mapping[str, str] | None = None
+    rows: Rows, *, lines: str, panels: str, metric: str, title: str, titles: Mapping[str, str] | None = None
 ) -> Figure:
     """Draw ``best_so_far`` against ``builds``: a panel for each value of ``panels``, a line for each of ``lines``.
 
-    ``told``: titles of panels.
+    ``titles``: titles of panels.
 
     Searches that differ in ``sampler_seed`` alone are one line, their mean, in a band from the least to the largest.
     """
     kinds = list(dict.fromkeys(row[panels] for row in rows))
     names = list(dict.fromkeys(row[lines] for row in rows))
-    made, axes = figure(len(kinds))
+    drawing, axes = figure(len(kinds))
     for panel, kind in zip(axes, kinds, strict=True):
         for position, name in enumerate(names):
             chosen = [row for row in rows if (row[panels], row[lines]) == (kind, name)]
             if chosen:
                 _band(panel, chosen, name, position)
-        panel.set(xlabel="distinct builds", ylabel=f"best {metric} so far (%)", title=(told or {}).get(kind, str(kind)))
+        panel.set(
+            xlabel="distinct builds", ylabel=f"best {metric} so far (%)", title=(titles or {}).get(kind, str(kind))
+        )
     axes[-1].legend(fontsize="small")
-    made.suptitle(title)
-    return made
+    drawing.suptitle(title)
+    return drawing
 
 
 def axis_figure(rows: Rows, axes_of: Sequence[str], *, metric: str, title: str) -> Figure:
     """Draw boxes of ``accuracy`` for each choice of each axis; every build counts once. Whiskers reach all values."""
     builds = list({row["identity"]: row for row in rows if row["accuracy"] is not None}.values())
-    made, panels = figure(len(axes_of))
-    made.set_figwidth(max(3.2 * len(axes_of), 6.4))
+    drawing, panels = figure(len(axes_of))
+    drawing.set_figwidth(max(3.2 * len(axes_of), 6.4))
     for position, (panel, axis) in enumerate(zip(panels, axes_of, strict=True)):
         choices = sorted({row[axis] for row in builds if axis in row}, key=lambda choice: (str(type(choice)), choice))
         values = [[100 * row["accuracy"] for row in builds if row.get(axis) == choice] for choice in choices]
@@ -53,13 +55,13 @@ def axis_figure(rows: Rows, axes_of: Sequence[str], *, metric: str, title: str) 
             line.set(color="black")
         panel.set_xticks(range(1, len(choices) + 1), [str(choice) for choice in choices])
         panel.set(xlabel=axis, ylabel=f"{metric} (%)" if position == 0 else "")
-    made.suptitle(title)
-    return made
+    drawing.suptitle(title)
+    return drawing
 
 
 def epoch_figure(rows: Rows, *, metric: str, title: str) -> Figure:
     """Draw accuracy against epochs, with bars for the 95 % interval; a line a measure."""
-    made, (panel,) = figure()
+    drawing, (panel,) = figure()
     for position, name in enumerate(("accuracy", "compressed", "tuned")):
         chosen = [row for row in rows if name in row]
         if chosen:
@@ -70,22 +72,22 @@ def epoch_figure(rows: Rows, *, metric: str, title: str) -> Figure:
             )  # fmt: skip
     panel.set(xlabel="epochs", ylabel=f"{metric} (%)")
     panel.legend(fontsize="small")
-    made.suptitle(title)
-    return made
+    drawing.suptitle(title)
+    return drawing
 
 
 def _band(panel: Axes, rows: Rows, name: str, position: int) -> None:
-    found: dict[int, list[float]] = {}
+    values_at: dict[int, list[float]] = {}
     for row in rows:
         if row["best_so_far"] is not None:
-            found.setdefault(row["builds"], []).append(100 * row["best_so_far"])
-    across = sorted(found)
-    means = [sum(found[number]) / len(found[number]) for number in across]
+            values_at.setdefault(row["builds"], []).append(100 * row["best_so_far"])
+    across = sorted(values_at)
+    means = [sum(values_at[number]) / len(values_at[number]) for number in across]
     style = line_style(position)
     panel.plot(
         across, means, label=name, linestyle=_LINES[position // len(COLOURS) % len(_LINES)], linewidth=1.3,
         markersize=4, markevery=max(1, len(across) // 8), **style,
     )  # fmt: skip
-    if any(len(values) > 1 for values in found.values()):
-        lows, highs = [min(found[n]) for n in across], [max(found[n]) for n in across]
+    if any(len(values) > 1 for values in values_at.values()):
+        lows, highs = [min(values_at[n]) for n in across], [max(values_at[n]) for n in across]
         panel.fill_between(across, lows, highs, color=style["color"], alpha=0.12, linewidth=0)

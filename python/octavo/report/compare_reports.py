@@ -25,16 +25,16 @@ def compare_reports(reports: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[st
     if not 2 <= len(reports) <= _MOST:
         raise DataError(f"{len(reports)} reports; accepted are 2 to {_MOST}")
     names = _unique([name for name, _ in reports])
-    found = [report for _, report in reports]
-    rows = [*_rows(found, "metrics"), *_rows(found, "costs")]
+    contents = [report for _, report in reports]
+    rows = [*_rows(contents, "metrics"), *_rows(contents, "costs")]
     return {
         "schema": SCHEMA, "version": VERSION, "kind": "comparison",
         "runs": [
             {"name": name, "model": report["model"]["name"], "sentence": verdict_sentence(report),
              "created": report.get("created"), "commands": report.get("commands") or []}
-            for name, report in zip(names, found, strict=True)
+            for name, report in zip(names, contents, strict=True)
         ],
-        "rows": rows, **_layers(found), "front": _front(names, found), "notes": _notes(names, found, rows),
+        "rows": rows, **_layers(contents), "front": _front(names, contents), "notes": _notes(names, contents, rows),
     }  # fmt: skip
 
 
@@ -48,19 +48,19 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 
 def _rows(reports: Sequence[Mapping[str, Any]], part: str) -> list[dict[str, Any]]:
-    held = [{(row["key"], row["unit"]): row for row in report.get(part) or ()} for report in reports]
-    made = []
-    for key in dict.fromkeys(key for rows in held for key in rows):
-        given = [rows.get(key) for rows in held]
-        known = next(row for row in given if row)
-        first = given[0]
-        made.append({
+    by_report = [{(row["key"], row["unit"]): row for row in report.get(part) or ()} for report in reports]
+    table = []
+    for key in dict.fromkeys(key for rows in by_report for key in rows):
+        sides = [rows.get(key) for rows in by_report]
+        known = next(row for row in sides if row)
+        first = sides[0]
+        table.append({
             **{name: known.get(name) for name in ("key", "label", "unit", "better", "interval", "split")},
             "before": known.get("before"),
-            "values": [row.get("after") if row else None for row in given],
-            "differences": [None, *(_difference(first, row) for row in given[1:])],
+            "values": [row.get("after") if row else None for row in sides],
+            "differences": [None, *(_difference(first, row) for row in sides[1:])],
         })  # fmt: skip
-    return made
+    return table
 
 
 def _difference(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -87,18 +87,18 @@ def _half(value: Mapping[str, Any]) -> float | None:
 
 
 def _layers(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    held = [{row["path"]: row for row in report.get("layers") or ()} for report in reports]
-    if not all(held):
+    by_report = [{row["path"]: row for row in report.get("layers") or ()} for report in reports]
+    if not all(by_report):
         return {"layers": None, "equal_layers": 0}
     rows, equal = [], 0
-    for path in dict.fromkeys(path for rows_ in held for path in rows_):
-        given = [rows_.get(path) for rows_ in held]
-        if len({_told(row) for row in given}) == 1:
+    for path in dict.fromkeys(path for rows_ in by_report for path in rows_):
+        sides = [rows_.get(path) for rows_ in by_report]
+        if len({_told(row) for row in sides}) == 1:
             equal += 1
             continue
-        rows.append({"path": path, "formats": [_told(row) for row in given],
-                     "bits": [row["bits"] if row else None for row in given],
-                     "bytes": [row["bytes"] if row else None for row in given]})  # fmt: skip
+        rows.append({"path": path, "formats": [_told(row) for row in sides],
+                     "bits": [row["bits"] if row else None for row in sides],
+                     "bytes": [row["bytes"] if row else None for row in sides]})  # fmt: skip
     return {"layers": rows, "equal_layers": equal}
 
 
@@ -111,20 +111,20 @@ def _told(row: Mapping[str, Any] | None) -> str | None:
 
 def _front(names: Sequence[str], reports: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the fronts as one, each point with its run; the metric is drawn where all runs have the same."""
-    given = [(name, report["front"]) for name, report in zip(names, reports, strict=True) if report.get("front")]
-    if not given:
+    fronts = [(name, report["front"]) for name, report in zip(names, reports, strict=True) if report.get("front")]
+    if not fronts:
         return None
-    metrics = [front.get("metric") for _, front in given]
-    losses = [front.get("loss") for _, front in given]
+    metrics = [front.get("metric") for _, front in fronts]
+    losses = [front.get("loss") for _, front in fronts]
     same = all(it and it["label"] == (metrics[0] or {}).get("label") for it in metrics)
     alike = all(it == losses[0] for it in losses)
     points = [
         {key: it for key, it in {**point, "run": name}.items() if alike or key not in ("predicted", "measured_loss")}
-        for name, front in given
+        for name, front in fronts
         for point in front["points"]
         if point["series"] == "front"
     ]
-    return {"metric": metrics[0] if same else None, "loss": losses[0], "runs": [name for name, _ in given],
+    return {"metric": metrics[0] if same else None, "loss": losses[0], "runs": [name for name, _ in fronts],
             "points": points}  # fmt: skip
 
 

@@ -99,9 +99,9 @@ def check_report(report: object, what: str = "report") -> dict[str, Any]:
     accepted; for another program's file and another version, too.
     """
     if not isinstance(report, dict) or report.get("schema") != SCHEMA:
-        told = shown(report.get("schema")) if isinstance(report, dict) and "schema" in report else "missing"
+        schema = shown(report.get("schema")) if isinstance(report, dict) and "schema" in report else "missing"
         raise DataError(
-            f"{what}: no report of octavo compress, its schema is {told}; accepted is '{SCHEMA}', which version "
+            f"{what}: no report of octavo compress, its schema is {schema}; accepted is '{SCHEMA}', which version "
             f"{VERSION} of reports has: run octavo compress again"
         )
     if report.get("version") != VERSION:
@@ -123,50 +123,50 @@ def check_report(report: object, what: str = "report") -> dict[str, Any]:
     return report
 
 
-def _check_row(row: Mapping[str, Any], what: str) -> None:
+def _check_row(row: Mapping[str, Any], label: str) -> None:
     if row["unit"] not in UNITS:
-        raise DataError(f"{what}.unit is {shown(row['unit'])}; accepted are {', '.join(map(repr, UNITS))}")
+        raise DataError(f"{label}.unit is {shown(row['unit'])}; accepted are {', '.join(map(repr, UNITS))}")
     if row["better"] not in ("higher", "lower"):
-        raise DataError(f"{what}.better is {shown(row['better'])}; accepted are 'higher' and 'lower'")
+        raise DataError(f"{label}.better is {shown(row['better'])}; accepted are 'higher' and 'lower'")
     for side in ("before", "after"):
         if row.get(side) is None and not row.get("missing"):
-            raise DataError(f"{what}.{side} is missing; give it, or its reason in {what}.missing")
+            raise DataError(f"{label}.{side} is missing; give it, or its reason in {label}.missing")
     examples = row.get("examples")
     if examples and examples.get("before") is not None and len(examples["before"]) != len(examples["after"]):
         counts = f"{len(examples['before'])} before and {len(examples['after'])} after"
-        raise DataError(f"{what}.examples: {counts}; accepted are as many of both")
+        raise DataError(f"{label}.examples: {counts}; accepted are as many of both")
 
 
-def _check_matrix(found: Mapping[str, Any], what: str) -> None:
-    matrices = {"loss": found["loss"], "fast.loss": (found.get("fast") or {}).get("loss")}
+def _check_matrix(sensitivity: Mapping[str, Any], label: str) -> None:
+    groups, formats, chosen = sensitivity["groups"], sensitivity["formats"], sensitivity.get("chosen")
+    matrices = {"loss": sensitivity["loss"], "fast.loss": (sensitivity.get("fast") or {}).get("loss")}
     for name, matrix in matrices.items():
         if matrix is None:
             continue
-        if len(matrix) != len(found["groups"]) or any(len(row) != len(found["formats"]) for row in matrix):
+        if len(matrix) != len(groups) or any(len(row) != len(formats) for row in matrix):
             raise DataError(
-                f"{what}.{name}: {len(matrix)} rows; accepted is a row for each of {len(found['groups'])} groups, with "
-                f"a number for each of {len(found['formats'])} formats"
+                f"{label}.{name}: {len(matrix)} rows; accepted is a row for each of {len(groups)} groups, with "
+                f"a number for each of {len(formats)} formats"
             )
-    if found.get("chosen") is not None and len(found["chosen"]) != len(found["groups"]):
-        raise DataError(
-            f"{what}.chosen: {len(found['chosen'])} formats; accepted is one for each of {len(found['groups'])} groups"
-        )
+    if chosen is not None and len(chosen) != len(groups):
+        raise DataError(f"{label}.chosen: {len(chosen)} formats; accepted is one for each of {len(groups)} groups")
 
 
-def _check_histogram(found: Mapping[str, Any], what: str) -> None:
-    edges, counts = found["edges"], found["counts"]
+def _check_histogram(histogram: Mapping[str, Any], label: str) -> None:
+    edges, counts = histogram["edges"], histogram["counts"]
     rises = all(low < high for low, high in pairwise(edges))
     if not counts or len(edges) != len(counts) + 1 or not rises or min(counts) < 0:
         raise DataError(
-            f"{what}: {len(counts)} counts and {len(edges)} edges; accepted are counts from 0 and one edge more, rising"
+            f"{label}: {len(counts)} counts and {len(edges)} edges; "
+            "accepted are counts from 0 and one edge more, rising"
         )
 
 
 @checks_arguments
 def read_report(path: Path | str) -> dict[str, Any]:
     """Return the report of a folder or file. Raises DataError for what is no report, OSErrors."""
-    given = Path(path)
-    file = given / JSON if given.is_dir() else given
+    place = Path(path)
+    file = place / JSON if place.is_dir() else place
     if file.suffix == ".html":
         raise DataError(f"{file}: a page for people; give {JSON} beside it, or the folder")
     return check_report(read_json(file, RECORD_BYTES, error=DataError), str(file))

@@ -20,14 +20,14 @@ def html_page(template: str, title: str, data: Mapping[str, Any]) -> str:
     shown as they are, markup included.
     """
     # A "<" inside the data would end the script element that holds it.
-    told = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    content = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for sign in "<>&\u2028\u2029":
-        told = told.replace(sign, f"\\u{ord(sign):04x}")
-    told = told.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair is no UTF-8
-    page = _INCLUDE.sub(lambda found: _text(found[1]), _text(template))
+        content = content.replace(sign, f"\\u{ord(sign):04x}")
+    content = content.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair is no UTF-8
+    page = _INCLUDE.sub(lambda match: _text(match[1]), _text(template))
     before, _, after = page.partition("@DATA@")
     escaped = html.escape(title).encode("utf-8", "replace").decode()
-    return before.replace("@TITLE@", escaped) + told + after
+    return before.replace("@TITLE@", escaped) + content + after
 
 
 def language_page(study: Mapping[str, Any]) -> str:

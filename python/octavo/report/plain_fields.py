@@ -14,7 +14,7 @@ _NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or 
           list: "a list", type(None): "null"}  # fmt: skip
 
 
-def check_fields(value: object, kind: Any, what: str) -> None:
+def check_fields(value: object, kind: Any, label: str) -> None:
     """Refuse a value that is not of its kind. Raises DataError that names the place, the value and what is accepted.
 
     ``kind``: a class, or a tuple of classes and None of which one fits; ``[kind]``, a list of them; ``{name: kind}``,
@@ -22,34 +22,34 @@ def check_fields(value: object, kind: Any, what: str) -> None:
     it. Booleans are no numbers, and numbers are finite.
     """
     if isinstance(kind, list):
-        _check_class(value, list, what)
+        _check_class(value, list, label)
         for number, item in enumerate(value if isinstance(value, list) else ()):
-            check_fields(item, kind[0], f"{what}[{number}]")
+            check_fields(item, kind[0], f"{label}[{number}]")
     elif isinstance(kind, Mapping):
-        _check_class(value, dict, what)
-        _check_object(value if isinstance(value, dict) else {}, kind, what)
+        _check_class(value, dict, label)
+        _check_object(value if isinstance(value, dict) else {}, kind, label)
     else:
-        _check_class(value, kind, what)
+        _check_class(value, kind, label)
 
 
-def _check_object(value: dict[str, Any], kind: Mapping[str, Any], what: str) -> None:
+def _check_object(value: dict[str, Any], kind: Mapping[str, Any], label: str) -> None:
     for name, one in kind.items():
         key = name.removesuffix("?")
         if name == "*":
             for other in value.keys() - {known.removesuffix("?") for known in kind}:
-                check_fields(value[other], one, f"{what}.{shown(other)[1:-1]}")
+                check_fields(value[other], one, f"{label}.{shown(other)[1:-1]}")
         elif key in value and not (name.endswith("?") and value[key] is None):
-            check_fields(value[key], one, f"{what}.{key}")
+            check_fields(value[key], one, f"{label}.{key}")
         elif not name.endswith("?"):
-            raise DataError(f"{what}.{key} is missing; accepted is {_accepted(one)}")
+            raise DataError(f"{label}.{key} is missing; accepted is {_accepted(one)}")
 
 
-def _check_class(value: object, kind: Any, what: str) -> None:
+def _check_class(value: object, kind: Any, label: str) -> None:
     kinds = tuple(type(None) if one is None else one for one in (kind if isinstance(kind, tuple) else (kind,)))
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise DataError(f"{what} is {shown(value)}; accepted is {_accepted(kind)}")
+        raise DataError(f"{label} is {shown(value)}; accepted is {_accepted(kind)}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise DataError(f"{what} is {value}; accepted are finite numbers, write null and say why")
+        raise DataError(f"{label} is {value}; accepted are finite numbers, write null and say why")
 
 
 def _accepted(kind: Any) -> str:
@@ -57,7 +57,7 @@ def _accepted(kind: Any) -> str:
         return "a list"
     if isinstance(kind, Mapping):
         return "an object"
-    given = kind if isinstance(kind, tuple) else (kind,)
-    kinds = [one for one in given if not (one is int and float in given)]
+    alternatives = kind if isinstance(kind, tuple) else (kind,)
+    kinds = [one for one in alternatives if not (one is int and float in alternatives)]
     parts = ("null" if one is None else _NAMES[one] if isinstance(one, type) else _accepted(one) for one in kinds)
     return " or ".join(parts)

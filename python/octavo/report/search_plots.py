@@ -16,7 +16,7 @@ def sensitivity_figure(rows: Rows, *, title: str) -> Figure:
     """Draw the loss of each format in each group as colours on a logarithmic scale, its number inside."""
     import numpy as np
 
-    made, (panel,) = figure()  # first: it says which package is missing
+    drawing, (panel,) = figure()  # first: it says which package is missing
     from matplotlib.colors import LogNorm
 
     groups, formats = (list(dict.fromkeys(row[key] for row in rows)) for key in ("group", "format"))
@@ -24,7 +24,7 @@ def sensitivity_figure(rows: Rows, *, title: str) -> Figure:
     for row in rows:
         if row["loss"]:  # 0 has no logarithm, None no value
             values[groups.index(row["group"]), formats.index(row["format"])] = row["loss"]
-    made.set_size_inches(3.4 + 0.75 * len(formats), 1.6 + 0.24 * len(groups))
+    drawing.set_size_inches(3.4 + 0.75 * len(formats), 1.6 + 0.24 * len(groups))
     panel.grid(visible=False)
     known = values[np.isfinite(values)]
     norm = LogNorm(known.min(), max(known.max(), known.min() * 1.01)) if known.size else None
@@ -33,10 +33,12 @@ def sensitivity_figure(rows: Rows, *, title: str) -> Figure:
     panel.set_yticks(range(len(groups)), groups, fontsize="small")
     panel.set(title=title, xlabel="format", ylabel="group of layers")
     if known.size:
-        made.colorbar(drawn, ax=panel, label=f"loss ({'nats' if rows[0]['measure'] == 'kl' else rows[0]['measure']})")
+        drawing.colorbar(
+            drawn, ax=panel, label=f"loss ({'nats' if rows[0]['measure'] == 'kl' else rows[0]['measure']})"
+        )
         if len(groups) <= _LEGIBLE:
             _write(panel, values, norm)
-    return made
+    return drawing
 
 
 def _write(panel: Any, values: Any, norm: Any) -> None:
@@ -54,7 +56,7 @@ def _finite(values: Any) -> list[tuple[tuple[int, int], float]]:
 def combined_figure(rows: Rows, *, metric: str, title: str) -> Figure:
     """Draw the accuracy of each model before (hollow) and after training, with 95 % intervals."""
     names = list(dict.fromkeys(row["model"] for row in rows))
-    made, (panel,) = figure()
+    drawing, (panel,) = figure()
     for tuned, shift, face, label in ((False, 0.14, "white", "as made"), (True, -0.14, COLOURS[0], "after training")):
         chosen = [row for row in rows if row["tuned"] is tuned]
         panel.errorbar(
@@ -67,4 +69,4 @@ def combined_figure(rows: Rows, *, metric: str, title: str) -> Figure:
     panel.set_yticks([-at for at in range(len(names))], names)
     panel.set(xlabel=f"{metric} on test texts (%)", title=title)
     panel.legend(fontsize="small")
-    return made
+    return drawing

@@ -27,26 +27,26 @@ def figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
         raise PackageError(
             "no picture: matplotlib is not installed; pip install matplotlib, and the same command draws it"
         ) from None
-    made = Figure(figsize=(6.4 * panels, 4.6), layout="constrained")
-    axes = [made.add_subplot(1, panels, number + 1) for number in range(panels)]
+    drawing = Figure(figsize=(6.4 * panels, 4.6), layout="constrained")
+    axes = [drawing.add_subplot(1, panels, number + 1) for number in range(panels)]
     for panel in axes:
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
-    return made, axes
+    return drawing, axes
 
 
-def save(made: Figure, folder: Path, name: str) -> list[Path]:
+def save(drawing: Figure, folder: Path, name: str) -> list[Path]:
     """Write a figure as PNG and SVG and return their paths."""
     paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
     for path in paths:
         with files.whole(path) as file:
-            made.savefig(file, format=path.suffix[1:], dpi=150)
+            drawing.savefig(file, format=path.suffix[1:], dpi=150)
     return paths
 
 
 def width_figure(rows: Rows, *, metric: str, title: str) -> Figure:
     """Draw accuracy against width: dashes before training, lines after it, bars for the 95 % interval."""
-    made, (panel,) = figure()
+    drawing, (panel,) = figure()
     for position, family in enumerate(_families(rows)):
         style = line_style(position)
         for method, line, face in (("ptq", "--", "white"), ("qat", "-", style["color"])):
@@ -64,13 +64,13 @@ def width_figure(rows: Rows, *, metric: str, title: str) -> Figure:
     panel.minorticks_off()
     panel.set(xlabel="width of an element (bits)", ylabel=f"{metric} on test texts (%)", title=title)
     panel.legend(fontsize="small")
-    return made
+    return drawing
 
 
 def format_figure(rows: Rows, *, metric: str, title: str) -> Figure:
     """Draw accuracy against average bits: one panel for weights alone, one for weights and inputs."""
     modes = [mode for mode in ("weights", "both") if any(r["mode"] == mode and r["family"] != "fp32" for r in rows)]
-    made, panels = figure(max(1, len(modes)))
+    drawing, panels = figure(max(1, len(modes)))
     names = {"weights": "weights quantized", "both": "weights and inputs quantized"}
     for panel, mode in zip(panels, modes, strict=False):
         for position, family in enumerate(_families(rows)):
@@ -84,13 +84,13 @@ def format_figure(rows: Rows, *, metric: str, title: str) -> Figure:
             xlabel="average weight bits, scales included", ylabel=f"{metric} on test texts (%)", title=names[mode]
         )
     panels[-1].legend(fontsize="small", ncols=2)
-    made.suptitle(title)
-    return made
+    drawing.suptitle(title)
+    return drawing
 
 
 def memory_figure(rows: Rows, *, metric: str, title: str) -> Figure:
     """Draw counted bytes by component, stacked, and bytes measured in a process; a bar a model."""
-    made, panels = figure(2)
+    drawing, panels = figure(2)
     names = list(dict.fromkeys(row["model"] for row in rows))
     for panel, kind, label in zip(
         panels, ("counted", "measured"), ("weights, counted", "process, measured"), strict=True
@@ -113,13 +113,13 @@ def memory_figure(rows: Rows, *, metric: str, title: str) -> Figure:
         panel.set_xticks(range(len(names)), names)
         panel.set(xlabel="model", ylabel="memory (MB, 1e6 bytes)", title=label)
         panel.legend(fontsize="small")
-    made.suptitle(title)
-    return made
+    drawing.suptitle(title)
+    return drawing
 
 
 def lora_figure(rows: Rows, *, metric: str, title: str) -> Figure:
     """Draw accuracy against trained parameters, and peak memory against time; a line a method and base."""
-    made, (accuracy, costs) = figure(2)
+    drawing, (accuracy, costs) = figure(2)
     for position, (method, base) in enumerate(dict.fromkeys((row["method"], row["base"]) for row in rows)):
         chosen = [row for row in rows if (row["method"], row["base"]) == (method, base)]
         label, style = f"{method} on {base}", {"linestyle": "-", **line_style(position)}
@@ -131,15 +131,15 @@ def lora_figure(rows: Rows, *, metric: str, title: str) -> Figure:
     accuracy.set(xlabel="trained parameters", ylabel=f"{metric} on test texts (%)", title="accuracy")
     costs.set(xlabel="time of a step (ms)", ylabel="peak memory (MB, 1e6 bytes)", title="costs of a step")
     accuracy.legend(fontsize="small")
-    made.suptitle(title)
-    return made
+    drawing.suptitle(title)
+    return drawing
 
 
 def prune_figure(rows: Rows, *, metric: str, title: str) -> Figure:
     """Draw accuracy against sparsity, a panel a granularity (dashes: as pruned), and time against sparsity."""
     cut = [row for row in rows if row["sparsity"]]
     kinds = list(dict.fromkeys(row["granularity"] for row in cut))
-    made, panels = figure(len(kinds) + 1)
+    drawing, panels = figure(len(kinds) + 1)
     ways = list(dict.fromkeys((row["criterion"], row["scope"]) for row in cut))
     for panel, kind in zip(panels, kinds, strict=False):
         for position, (criterion, scope) in enumerate(ways):
@@ -156,18 +156,18 @@ def prune_figure(rows: Rows, *, metric: str, title: str) -> Figure:
     times = panels[-1]
     for position, kind in enumerate(kinds):
         for fact, face in (("forward_s", None), ("packed_s", "white")):
-            held = [r for r in cut if r["granularity"] == kind and not r["tuned"] and r.get(fact) is not None]
-            across, style = [row["sparsity"] for row in held], line_style(position)
+            timed = [r for r in cut if r["granularity"] == kind and not r["tuned"] and r.get(fact) is not None]
+            across, style = [row["sparsity"] for row in timed], line_style(position)
             label = f"{kind}, {'float' if fact == 'forward_s' else 'packed'}"
             times.plot(
-                across, [1e3 * row[fact] for row in held], label=label, linestyle="", markersize=5,
+                across, [1e3 * row[fact] for row in timed], label=label, linestyle="", markersize=5,
                 markerfacecolor=face or style["color"], **style,
             )  # fmt: skip
     times.set(xlabel="sparsity", ylabel="time of eight texts (ms)", title="measured time")
     times.set_ylim(bottom=0)
     times.legend(fontsize="small")
-    made.suptitle(title)
-    return made
+    drawing.suptitle(title)
+    return drawing
 
 
 def _families(rows: Rows) -> list[str]:

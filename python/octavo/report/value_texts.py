@@ -47,33 +47,37 @@ def row_difference(row: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def verdict_sentence(report: Mapping[str, Any]) -> str:
     """Return what came of a compression in one sentence: the goal if it was missed, bytes, the main metric, speed."""
-    given = report["verdict"]
-    if given.get("sentence"):
-        return str(given["sentence"])
+    verdict = report["verdict"]
+    if verdict.get("sentence"):
+        return str(verdict["sentence"])
     costs = {row["key"]: row for row in report.get("costs") or () if row.get("after")}
     parts = [_size_part(costs)]
     if report.get("metrics"):
         parts.append(_metric_part(report["metrics"][0], report.get("data") or ()))
     parts.append(_speed_part(costs))
-    told = "; ".join(part for part in parts if part) or "nothing was measured"
+    gains = "; ".join(part for part in parts if part) or "nothing was measured"
     missed = ""
-    if given.get("met") is False:
-        wanted = "" if given.get("limit") is None else f" of {value_text(given['limit'], given.get('unit') or '')}"
-        reached = "" if given.get("reached") is None else f": {value_text(given['reached'], given.get('unit') or '')}"
-        missed = f"the goal for {given.get('goal') or 'size'}{wanted} was missed{reached}; "
-    return f"{report['model']['name']}: {missed}{told}."
+    if verdict.get("met") is False:
+        wanted = (
+            "" if verdict.get("limit") is None else f" of {value_text(verdict['limit'], verdict.get('unit') or '')}"
+        )
+        reached = (
+            "" if verdict.get("reached") is None else f": {value_text(verdict['reached'], verdict.get('unit') or '')}"
+        )
+        missed = f"the goal for {verdict.get('goal') or 'size'}{wanted} was missed{reached}; "
+    return f"{report['model']['name']}: {missed}{gains}."
 
 
 def _size_part(costs: Mapping[str, Mapping[str, Any]]) -> str:
-    found = costs.get("file_bytes")
+    row = costs.get("file_bytes")
     bits = costs.get("bits_all") or costs.get("bits_quantized")
     average = f"{bits['after']['value']:.3g} bits a parameter" if bits else ""
-    if not found:
+    if not row:
         return average
-    after = found["after"]["value"]
-    if not found.get("before") or not after:
+    after = row["after"]["value"]
+    if not row.get("before") or not after:
         return ", ".join(part for part in (value_text(after, "B"), average) if part)
-    before = found["before"]["value"]
+    before = row["before"]["value"]
     inside = ", ".join(part for part in (f"{value_text(before, 'B')} to {value_text(after, 'B')}", average) if part)
     return f"{_times(before / after, 'smaller', 'larger')} ({inside})"
 

@@ -62,7 +62,7 @@ class Journal:
         Raises LockedError if another process works on this study, DataError for a line inside it that is no record.
         """
         with ExitStack() as stack:
-            stack.enter_context(FolderLock(self.path.parent, what="study", option="--out"))
+            stack.enter_context(FolderLock(self.path.parent, label="study", option="--out"))
             if self.path.exists():
                 check_regular(self.path, DataError)
             self._file = stack.enter_context(files.appended(self.path))

@@ -48,10 +48,10 @@ def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            given = signature.bind(*args, **kwargs).arguments
+            arguments = signature.bind(*args, **kwargs).arguments
         except TypeError:  # the call below says it as Python does, with the function's name
-            given = {}
-        for name, value in given.items():
+            arguments = {}
+        for name, value in arguments.items():
             kind = _kinds(function).get(name, Any)
             if kind is not Any:
                 _check_parameter(signature.parameters[name], value, kind, place)
@@ -67,9 +67,9 @@ def check_fields(value: Any) -> None:
         check(getattr(value, field.name), kinds.get(field.name, Any), f"{type(value).__name__}: {field.name}")
 
 
-def check(value: object, kind: Any, what: str) -> None:
-    """Refuse a value that is not of an annotation's kind; ``what`` names it. Raises as :func:`checks_arguments`."""
-    error = _fault(value, kind, what)
+def check(value: object, kind: Any, label: str) -> None:
+    """Refuse a value that is not of an annotation's kind; ``label`` names it. Raises as :func:`checks_arguments`."""
+    error = _fault(value, kind, label)
     if error is not None:
         raise error
 
@@ -96,11 +96,11 @@ def _check_parameter(parameter: inspect.Parameter, value: Any, kind: Any, place:
 @cache
 def _kinds(owner: Any) -> dict[str, Any]:
     """Return the annotations of a function's parameters or of a class's fields; those that cannot be read are Any."""
-    found: dict[str, Any] = {}
+    kinds: dict[str, Any] = {}
     for one in reversed(owner.__mro__) if isinstance(owner, type) else (owner,):
         for name, annotation in inspect.get_annotations(one).items():
-            found[name] = _evaluated(annotation, one.__module__) if isinstance(annotation, str) else annotation
-    return found
+            kinds[name] = _evaluated(annotation, one.__module__) if isinstance(annotation, str) else annotation
+    return kinds
 
 
 def _evaluated(annotation: str, module: str) -> Any:
@@ -127,74 +127,74 @@ def _names(module: str) -> dict[str, Any]:
     return names
 
 
-def _fault(value: object, kind: Any, what: str) -> OctavoError | None:
+def _fault(value: object, kind: Any, label: str) -> OctavoError | None:
     """Return what is wrong with a value, None where it is of the kind."""
     origin = get_origin(kind)
     if origin in (Union, UnionType):
-        return _fault_of_union(value, kind, what)
+        return _fault_of_union(value, kind, label)
     if origin is Literal:
         accepted = ", ".join(map(repr, get_args(kind)))
         is_one = isinstance(value, _PLAIN) and value in get_args(kind)
-        return None if is_one else SettingError(f"{what} is {_given(value)}; accepted are {accepted}")
+        return None if is_one else SettingError(f"{label} is {_given(value)}; accepted are {accepted}")
     if not _is(value, kind):
-        return DTypeError(f"{what} is {_given(value)}; accepted is {_accepted(kind)}")
+        return DTypeError(f"{label} is {_given(value)}; accepted is {_accepted(kind)}")
     if kind in (int, float):
-        return _fault_of_number(value, kind, what)
+        return _fault_of_number(value, kind, label)
     if isinstance(value, str):
-        return _fault_of_text(value, what, is_path=False)
+        return _fault_of_text(value, label, is_path=False)
     if isinstance(value, os.PathLike):
-        return _fault_of_text(os.fspath(value), what, is_path=True)
-    return _fault_of_items(value, kind, what)
+        return _fault_of_text(os.fspath(value), label, is_path=True)
+    return _fault_of_items(value, kind, label)
 
 
-def _fault_of_union(value: object, kind: Any, what: str) -> OctavoError | None:
+def _fault_of_union(value: object, kind: Any, label: str) -> OctavoError | None:
     """Return the fault under the member of the union that the value is of, else that it is of none."""
     members = get_args(kind)
     if isinstance(value, str) and any(_is_path(member) for member in members) and str in members:
-        return _fault_of_text(value, what, is_path=True)
-    faults = [_fault(value, member, what) for member in members]
+        return _fault_of_text(value, label, is_path=True)
+    faults = [_fault(value, member, label) for member in members]
     if None in faults:
         return None
     nearer = [fault for fault, member in zip(faults, members, strict=True) if _is(value, member)]
-    return nearer[0] if nearer else DTypeError(f"{what} is {_given(value)}; accepted is {_accepted(kind)}")
+    return nearer[0] if nearer else DTypeError(f"{label} is {_given(value)}; accepted is {_accepted(kind)}")
 
 
-def _fault_of_number(value: Any, kind: type, what: str) -> OctavoError | None:
+def _fault_of_number(value: Any, kind: type, label: str) -> OctavoError | None:
     if kind is int:
         bounds = f"{_WHOLE.start} to {_WHOLE.stop - 1}"
-        return None if int(value) in _WHOLE else SettingError(f"{what} is {shown(value)}; accepted are {bounds}")
+        return None if int(value) in _WHOLE else SettingError(f"{label} is {shown(value)}; accepted are {bounds}")
     try:
         is_number = not math.isnan(value)
     except OverflowError:
-        return SettingError(f"{what} is {shown(value)}; accepted are numbers that float64 holds")
-    return None if is_number else NonFiniteError(f"{what} is {value}; accepted are numbers")
+        return SettingError(f"{label} is {shown(value)}; accepted are numbers that float64 holds")
+    return None if is_number else NonFiniteError(f"{label} is {value}; accepted are numbers")
 
 
-def _fault_of_text(text: str | bytes, what: str, *, is_path: bool) -> OctavoError | None:
+def _fault_of_text(text: str | bytes, label: str, *, is_path: bool) -> OctavoError | None:
     try:
         data = os.fsencode(text) if is_path else str(text).encode()
     except UnicodeEncodeError as error:
         half = f"column {error.start + 1}: half of a surrogate pair, which is no character"
-        return DataError(f"{what} is {shown(text)}: {half}")
+        return DataError(f"{label} is {shown(text)}: {half}")
     if is_path and b"\0" in data:
-        return DataError(f"{what} is {shown(text)}: a path holds no NUL")
+        return DataError(f"{label} is {shown(text)}: a path holds no NUL")
     return None
 
 
-def _fault_of_items(value: Any, kind: Any, what: str) -> OctavoError | None:
+def _fault_of_items(value: Any, kind: Any, label: str) -> OctavoError | None:
     """Return the first fault of the items that an annotation of a container says something about."""
     origin, inner = get_origin(kind), get_args(kind)
     if not inner or not isinstance(value, Collection):
         return None
     if origin is tuple and inner[-1] is not Ellipsis:
         if len(value) != len(inner):
-            return DTypeError(f"{what} holds {len(value)} values; accepted is {_accepted(kind)}")
-        pairs: Iterable[tuple[Any, Any, str]] = ((item, one, what) for item, one in zip(value, inner, strict=True))
+            return DTypeError(f"{label} holds {len(value)} values; accepted is {_accepted(kind)}")
+        pairs: Iterable[tuple[Any, Any, str]] = ((item, one, label) for item, one in zip(value, inner, strict=True))
     elif isinstance(value, Mapping) and len(inner) == 2:
-        keys = ((key, inner[0], f"a key of {what}") for key in value)
-        pairs = [*keys, *((value[key], inner[1], f"{what}[{shown(key)}]") for key in value)]
+        keys = ((key, inner[0], f"a key of {label}") for key in value)
+        pairs = [*keys, *((value[key], inner[1], f"{label}[{shown(key)}]") for key in value)]
     elif _is_container(origin):
-        pairs = ((item, inner[0], f"an item of {what}") for item in value) if inner[0] is not Any else ()
+        pairs = ((item, inner[0], f"an item of {label}") for item in value) if inner[0] is not Any else ()
     else:
         return None
     return next((fault for item, one, name in pairs if (fault := _fault(item, one, name)) is not None), None)

@@ -64,29 +64,29 @@ def whole(path: str | os.PathLike[str], mode: Literal["wb", "w"] = "wb") -> Iter
     """
     if mode not in ("wb", "w"):
         raise ValueError(f"mode is {mode!r}; accepted are 'wb' and 'w'")
-    given = path_text(path)
+    path = path_text(path)
     try:
-        old = os.stat(given)
+        old = os.stat(path)
     except OSError:
         old = None
     if old is not None and stat.S_ISDIR(old.st_mode):
-        raise IsADirectoryError(21, "Is a directory", given)
-    if _STREAMS.fullmatch(os.path.abspath(given)) or (old is not None and not stat.S_ISREG(old.st_mode)):
-        with _opened(os.open(given, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666), given, mode) as file:
+        raise IsADirectoryError(21, "Is a directory", path)
+    if _STREAMS.fullmatch(os.path.abspath(path)) or (old is not None and not stat.S_ISREG(old.st_mode)):
+        with _opened(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666), path, mode) as file:
             yield file
         return
-    target = os.path.realpath(given)
+    target = os.path.realpath(path)
     sweep(os.path.dirname(target))
     tried: list[str] = []
     descriptor = None
     try:
-        with _named(given):
+        with _named(path):
             descriptor = _create(target, tried)
         stage = tried[-1]
         # The lock lasts until the file has its name: closing comes first, since a network disk may refuse only then.
-        with _opened(os.dup(descriptor), given, mode) as file:
+        with _opened(os.dup(descriptor), path, mode) as file:
             yield file
-        with _named(given):
+        with _named(path):
             if old is not None:
                 _keep_owner(descriptor, old)
             os.fsync(descriptor)
@@ -110,8 +110,8 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> None:
 
 def appended(path: str | os.PathLike[str], mode: Literal["wb", "w"] = "wb") -> IO[Any]:
     """Open a file for more at its end, made if it is missing. Its OSErrors name ``path``, those of a full disk, too."""
-    given = path_text(path)
-    return _opened(os.open(given, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666), given, mode)
+    path = path_text(path)
+    return _opened(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666), path, mode)
 
 
 @contextmanager
@@ -120,10 +120,10 @@ def native(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        found = _NATIVE.search(str(error))
-        if error.errno is not None or found is None:
+        match = _NATIVE.search(str(error))
+        if error.errno is not None or match is None:
             raise
-        number = int(found[1])
+        number = int(match[1])
         raise OSError(number, os.strerror(number), os.fspath(path)) from None
 
 
@@ -154,9 +154,9 @@ def sweep(folder: str | os.PathLike[str]) -> None:
     """
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
-            if name.startswith(".") and (found := _OURS.fullmatch(name)):
+            if name.startswith(".") and (match := _OURS.fullmatch(name)):
                 path = os.path.join(folder, name)
-                back = os.path.join(folder, found["name"]) if found["kind"] == "old" else None
+                back = os.path.join(folder, match["name"]) if match["kind"] == "old" else None
                 _remove_if_dead(path, back)
 
 
@@ -208,24 +208,24 @@ def _unlink_unless_open(path: str) -> None:
 class _Raw(io.FileIO):
     """A file whose errors name the path that its user gave."""
 
-    given = ""
+    path = ""
 
     def write(self, data: Buffer, /) -> int:
-        with _named(self.given):
+        with _named(self.path):
             return super().write(data)
 
     def flush(self) -> None:
-        with _named(self.given):
+        with _named(self.path):
             super().flush()
 
     def close(self) -> None:
-        with _named(self.given):
+        with _named(self.path):
             super().close()
 
 
-def _opened(descriptor: int, given: str, mode: str) -> IO[Any]:
+def _opened(descriptor: int, path: str, mode: str) -> IO[Any]:
     raw = _Raw(descriptor, "wb")
-    raw.given = given
+    raw.path = path
     binary = io.BufferedWriter(raw, 1 << 16)
     return binary if mode == "wb" else io.TextIOWrapper(binary, encoding="utf-8", newline="\n")
 
@@ -252,11 +252,11 @@ def _keep_owner(descriptor: int, old: os.stat_result) -> None:
 
 
 @contextmanager
-def _named(given: str) -> Iterator[None]:
+def _named(path: str) -> Iterator[None]:
     """Make OSErrors name the path that was given, not a temporary one or none."""
     try:
         yield
     except OSError as error:
-        if error.errno is None or error.filename == given:
+        if error.errno is None or error.filename == path:
             raise
-        raise OSError(error.errno, error.strerror, given) from None  # Python picks the class by the number
+        raise OSError(error.errno, error.strerror, path) from None  # Python picks the class by the number

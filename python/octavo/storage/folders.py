@@ -201,11 +201,11 @@ def _exchange(first: str, second: str) -> bool:
 @functools.cache
 def _renameat2() -> ctypes._NamedFuncPointer | None:
     try:
-        found = ctypes.CDLL(None, use_errno=True).renameat2
+        function = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):
         return None
-    found.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
-    return found
+    function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    return function
 
 
 def _carry(old: str, new: str, owned: Collection[str]) -> None:
@@ -261,16 +261,18 @@ def _move_late(old: str, new: str, owned: Collection[str]) -> None:
 
 def _move_in(stage: str, target: str, owned: Collection[str]) -> None:
     """Move the files of ``stage`` into ``target``, which stays: old weights go before, new ones come last."""
-    made = [os.path.relpath(os.path.join(folder, name), stage) for folder, _, names in os.walk(stage) for name in names]
-    for name in made:
+    new_files = [
+        os.path.relpath(os.path.join(folder, name), stage) for folder, _, names in os.walk(stage) for name in names
+    ]
+    for name in new_files:
         place = os.path.join(target, name)
         if os.path.lexists(place):
             _refuse_other_kind(place, os.path.join(stage, name))
-    gone = [name for name in owned if name not in made] + [name for name in made if name.endswith(_WEIGHTS)]
+    gone = [name for name in owned if name not in new_files] + [name for name in new_files if name.endswith(_WEIGHTS)]
     for name in sorted(gone, key=lambda name: not name.endswith(_WEIGHTS)):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(target, name))
-    for name in sorted(made, key=lambda name: (name.endswith(_WEIGHTS), name)):
+    for name in sorted(new_files, key=lambda name: (name.endswith(_WEIGHTS), name)):
         place = os.path.join(target, name)
         os.makedirs(os.path.dirname(place), exist_ok=True)
         os.replace(os.path.join(stage, name), place)

@@ -66,10 +66,10 @@ class FolderLock:
     left is no obstacle: the lock itself is the kernel's. Processes that only read take no lock.
     """
 
-    def __init__(self, folder: Path | str, *, what: str = "run", option: str = "folder") -> None:
-        """Name the folder; nothing is locked yet. ``what`` works there; ``option`` names another folder."""
+    def __init__(self, folder: Path | str, *, label: str = "run", option: str = "folder") -> None:
+        """Name the folder; nothing is locked yet. ``label`` works there; ``option`` names another folder."""
         self.folder = Path(folder)
-        self._what, self._option = what, option
+        self._label, self._option = label, option
         self._descriptor: int | None = None
         self._owner = 0
 
@@ -80,15 +80,15 @@ class FolderLock:
         while self._descriptor is None:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                held = take(descriptor)
-                if held is False:
+                is_taken = take(descriptor)
+                if is_taken is False:
                     if time.monotonic() - begin > _PATIENCE:
                         raise LockedError(self._refusal(descriptor))
                     time.sleep(_POLL)
                     continue
-                if held is None:
-                    told = f"{self.folder}: this file system has no locks; a second {self._what} is not refused"
-                    warnings.warn(told, stacklevel=2)
+                if is_taken is None:
+                    message = f"{self.folder}: this file system has no locks; a second {self._label} is not refused"
+                    warnings.warn(message, stacklevel=2)
                 if is_at(path, descriptor):  # else its last owner has just removed it
                     _describe(descriptor)
                     self._descriptor, self._owner = descriptor, os.getpid()
@@ -115,7 +115,7 @@ class FolderLock:
         except (OSError, OctavoError, KeyError):
             who = "it has not said which"
         return (
-            f"{self.folder}: another process is at work on this {self._what} ({who}); wait for it, end it, or give "
+            f"{self.folder}: another process is at work on this {self._label} ({who}); wait for it, end it, or give "
             f"another {self._option}"
         )
 

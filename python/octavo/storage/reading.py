@@ -41,9 +41,9 @@ def check_regular(path: Named, error: type[OctavoError] = ContainerError) -> os.
 
     Raises ``error``, and OSErrors for a file that is missing or a folder.
     """
-    found = os.stat(path)
-    _refuse_odd(path, found, error)
-    return found
+    status = os.stat(path)
+    _refuse_odd(path, status, error)
+    return status
 
 
 def check_own(path: Named, error: type[OctavoError] = ContainerError) -> None:
@@ -55,11 +55,11 @@ def check_own(path: Named, error: type[OctavoError] = ContainerError) -> None:
         _refuse_odd(path, os.lstat(path), error)
 
 
-def _refuse_odd(path: Named, found: os.stat_result, error: type[OctavoError]) -> None:
-    kind = stat.S_IFMT(found.st_mode)
-    if stat.S_ISDIR(found.st_mode):
+def _refuse_odd(path: Named, status: os.stat_result, error: type[OctavoError]) -> None:
+    kind = stat.S_IFMT(status.st_mode)
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(21, "Is a directory", os.fspath(path))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise error(f"{os.fspath(path)}: {_ODD.get(kind, 'no file')}; accepted are regular files, replace it by one")
 
 
@@ -67,11 +67,11 @@ def read_bytes(path: Named, most: int = CONFIG_BYTES, *, error: type[OctavoError
     """Return the bytes of a regular file of up to ``most`` bytes. Raises ``error`` for another, OSErrors."""
     check_regular(path, error)
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
-        found = os.fstat(opened.fileno())  # it may be another file by now
-        _refuse_odd(path, found, error)
-        data = opened.read(most + 1) if found.st_size <= most else b""
-    if found.st_size > most or len(data) > most:
-        nbytes = max(found.st_size, len(data))
+        status = os.fstat(opened.fileno())  # it may be another file by now
+        _refuse_odd(path, status, error)
+        data = opened.read(most + 1) if status.st_size <= most else b""
+    if status.st_size > most or len(data) > most:
+        nbytes = max(status.st_size, len(data))
         raise error(f"{os.fspath(path)}: {nbytes} bytes; accepted are up to {most}, make the file smaller")
     return data
 
@@ -108,20 +108,20 @@ def read_json(
 
 def parse_json(
     text: str,
-    what: str,
+    label: str,
     *,
     kind: type = dict,
     finite: bool = True,
     most: int = VALUES,
     error: type[OctavoError] = ContainerError,
 ) -> Any:
-    """Return the JSON value of a text, which must be a ``kind``; ``what`` names the text in errors.
+    """Return the JSON value of a text, which must be a ``kind``; ``label`` names the text in errors.
 
     ``most``: values in it. ``finite``: refuse NaN and infinities, which JSON has not and some writers use. Raises
     ``error`` with the place for text that is no JSON, keys that appear twice, halves of surrogate pairs, more than
     ``DEPTH`` levels or ``most`` values, and for a value of another kind.
     """
-    _check_extent(text, what, most, error)
+    _check_extent(text, label, most, error)
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
@@ -129,13 +129,13 @@ def parse_json(
             seen: set[str] = set()
             for key, _ in pairs:
                 if key in seen:
-                    raise error(f"{what}: the key {shown(key)} appears twice; keep one of them")
+                    raise error(f"{label}: the key {shown(key)} appears twice; keep one of them")
                 seen.add(key)
         return table
 
     def constant(name: str) -> float:
         if finite:
-            raise error(f"{what}: {name} is no number of JSON; write a finite one")
+            raise error(f"{label}: {name} is no number of JSON; write a finite one")
         return float(name)
 
     try:
@@ -143,18 +143,18 @@ def parse_json(
     except OctavoError:
         raise
     except (ValueError, RecursionError) as wrong:  # ValueError: also of numbers with thousands of digits
-        raise error(f"{what}: not JSON: {wrong}; write it anew") from None
+        raise error(f"{label}: not JSON: {wrong}; write it anew") from None
     if _SURROGATE.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise error(f"{what}: half of a surrogate pair, which is no character; write the character") from None
+            raise error(f"{label}: half of a surrogate pair, which is no character; write the character") from None
     if not isinstance(value, kind):
-        raise error(f"{what}: a JSON {type(value).__name__}; accepted is {_KINDS[kind]}")
+        raise error(f"{label}: a JSON {type(value).__name__}; accepted is {_KINDS[kind]}")
     return value
 
 
-def _check_extent(text: str, what: str, most: int, error: type[OctavoError]) -> None:
+def _check_extent(text: str, label: str, most: int, error: type[OctavoError]) -> None:
     """Refuse deep or long JSON before it is parsed: 3 bytes of text, ``[],``, become 64 of memory."""
     opened = text.count("[") + text.count("{")
     if opened > DEPTH:
@@ -162,9 +162,9 @@ def _check_extent(text: str, what: str, most: int, error: type[OctavoError]) -> 
         for mark in re.findall(r"[\[\]{}]", _STRING.sub("", text)):
             depth += 1 if mark in "[{" else -1
             if depth > DEPTH:
-                raise error(f"{what}: not JSON of up to {DEPTH} levels; write it flatter")
+                raise error(f"{label}: not JSON of up to {DEPTH} levels; write it flatter")
     if opened + text.count(",") > most and len(re.findall(r"[\[{,]", _STRING.sub("", text))) > most:
-        raise error(f"{what}: not JSON of up to {most} values; write it shorter")
+        raise error(f"{label}: not JSON of up to {most} values; write it shorter")
 
 
 def end_of_lines(file: IO[bytes]) -> int:
@@ -188,18 +188,18 @@ def member(
     table: Mapping[str, Any],
     key: str,
     kind: type | tuple[type, ...],
-    what: str,
+    label: str,
     *,
     error: type[OctavoError] = ContainerError,
 ) -> Any:
     """Return ``table[key]``, which must be a ``kind``; booleans are no numbers. Raises ``error`` naming the key."""
     if key not in table:
-        raise error(f"{what}: {key} is missing")
+        raise error(f"{label}: {key} is missing")
     value = table[key]
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         accepted = " or ".join(_KINDS.get(one, "null") for one in kinds)
-        raise error(f"{what}: {key} is {shown(value)}; accepted is {accepted}")
+        raise error(f"{label}: {key} is {shown(value)}; accepted is {accepted}")
     return value
 
 

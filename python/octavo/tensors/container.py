@@ -138,15 +138,15 @@ def digests(tensors: Mapping[str, Tensor | PackedTensor]) -> dict[str, str]:
 
     Raises DTypeError as :func:`save`. Source: FORMATS.md section 5.
     """
-    found = {}
+    by_name = {}
     for name, tensor in tensors.items():
         if _is_packed(tensor):
             parts = [_plain_memory(part) for part in tensor.held_parts]
         else:
             _describe(name, tensor)
             parts = [_plain_memory(tensor)]
-        found[name] = _core._digest([_span(part) for part in parts])
-    return found
+        by_name[name] = _core._digest([_span(part) for part in parts])
+    return by_name
 
 
 def verify(path: str | os.PathLike[str]) -> None:
@@ -204,13 +204,13 @@ def _write(
         writer.abandon()  # after finish there is nothing to give up
 
 
-def _refuse_halves(text: str, what: str) -> None:
-    """Refuse a text that UTF-8 has no bytes for; ``what`` is the text of the error, with ``{}`` for this one."""
+def _refuse_halves(text: str, template: str) -> None:
+    """Refuse a text that UTF-8 has no bytes for; ``template`` is the text of the error, with ``{}`` for this one."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        told = what.format(ascii(text if len(text) <= 80 else f"{text[:77]}..."))
-        raise ContainerError(f"{told}: half of a surrogate pair, which is no character; write the character") from None
+        place = template.format(ascii(text if len(text) <= 80 else f"{text[:77]}..."))
+        raise ContainerError(f"{place}: half of a surrogate pair, which is no character; write the character") from None
 
 
 class _Room:
@@ -460,12 +460,12 @@ def _read_part(reader: Any, mmap: bool, stored: str, dtype: torch.dtype, shape: 
 
     from octavo.tensors.fresh import empty
 
-    found = reader.part(stored)
-    if mmap and found and found[1]:
-        offset, nbytes = found
+    span = reader.part(stored)
+    if mmap and span and span[1]:
+        offset, nbytes = span
         if offset % dtype.itemsize == 0:  # the mapping begins on a page
             return torch.frombuffer(reader, dtype=dtype, count=nbytes // dtype.itemsize, offset=offset).view(shape)
     out = empty(shape, dtype)  # products of packed weights in huge pages take down to 0.7 of their time
-    if found:
+    if span:
         reader.read_into(stored, out.data_ptr(), out.nbytes)
     return out

@@ -37,11 +37,11 @@ def ordered_sum(x: Tensor, dim: int = -1) -> Tensor:
     if not x.shape[dim]:
         return x.sum(dim)
     while (count := x.shape[dim]) > 1:
-        kept = (count + 1) // 2
-        first, second = x.narrow(dim, 0, kept), x.narrow(dim, kept, count - kept)
+        half = (count + 1) // 2
+        first, second = x.narrow(dim, 0, half), x.narrow(dim, half, count - half)
         if count % 2:
             first = first.clone()
-            first.narrow(dim, 0, count - kept).add_(second)
+            first.narrow(dim, 0, count - half).add_(second)
             x = first
         else:
             x = first + second

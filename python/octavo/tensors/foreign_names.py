@@ -70,9 +70,9 @@ _RECIPES = (
 def suggestion(name: str) -> str | None:
     """Return what to write for a name that others use, ``'e4m3' or 'mxfp8e4m3'``; None for a name that is not known."""
     text = re.sub(r"[-\s]", "_", name.strip().lower())
-    for pattern, found in _FORMATS:
+    for pattern, spellings in _FORMATS:
         if re.fullmatch(pattern, text):
-            return " or ".join(f"'{spelling}'" for spelling in found)
+            return " or ".join(f"'{spelling}'" for spelling in spellings)
     for pattern, recipe in _RECIPES:
         if re.fullmatch(pattern, text):
             return f"the recipe '{recipe}'"

@@ -165,17 +165,17 @@ def parse_formats(text: str, read: Callable[[str], Any] = Format) -> list[Any]:
 
     ``read`` reads one: Format, or what reads more than a format. Raises FormatError naming the one that is wrong.
     """
-    found: list[Any] = []
+    values: list[Any] = []
     for piece in (part.strip() for part in text.split(",")):
         if not piece:
             continue
-        if found and ":" in str(found[-1]):
+        if values and ":" in str(values[-1]):
             try:
-                found[-1] = read(f"{found[-1]},{piece}")
+                values[-1] = read(f"{values[-1]},{piece}")
                 continue
             except FormatError:
                 pass
-        found.append(read(piece))
-    if not found:
+        values.append(read(piece))
+    if not values:
         raise FormatError("no format given; give one or more, separated by commas")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(values))

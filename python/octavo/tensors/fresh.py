@@ -19,7 +19,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     Linux gives huge pages to who asks under ``transparent_hugepage=madvise`` (its usual setting) and to all under
     ``always``; under ``never`` and on other systems the tensor is a plain one.
     """
-    made = torch.empty(shape, dtype=dtype)
-    if made.nbytes >= _LARGE:
-        _core._huge_pages(made.data_ptr(), made.nbytes)
-    return made
+    tensor = torch.empty(shape, dtype=dtype)
+    if tensor.nbytes >= _LARGE:
+        _core._huge_pages(tensor.data_ptr(), tensor.nbytes)
+    return tensor

@@ -85,11 +85,11 @@ def compress(codes: Tensor, format: _core.Format, rows: int, columns: int, nonze
     """
     nonzero = count(codes, format, rows, columns) if nonzero is None else nonzero
     codes = _dense(codes, format, rows, columns)
-    kept = torch.empty(code_bytes(nonzero, format.width), dtype=torch.uint8)
+    nonzero_codes = torch.empty(code_bytes(nonzero, format.width), dtype=torch.uint8)
     bitmap = torch.empty(bitmap_shape(rows, columns), dtype=torch.int64)
-    out = kept.data_ptr(), bitmap.data_ptr()
+    out = nonzero_codes.data_ptr(), bitmap.data_ptr()
     _core._sparse_compress(format.width, rows, columns, nonzero, codes.data_ptr(), out)
-    return of_parts(kept, bitmap, nonzero, rows, columns)
+    return of_parts(nonzero_codes, bitmap, nonzero, rows, columns)
 
 
 def code_bytes(nonzero: int, width: int) -> int:

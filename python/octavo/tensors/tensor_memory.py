@@ -19,17 +19,17 @@ def _reach(tensor: Tensor) -> int:
     return (last + 1) * tensor.itemsize
 
 
-def check_held(tensor: Tensor, what: str) -> None:
+def check_held(tensor: Tensor, label: str) -> None:
     """Refuse a tensor that its storage is too small for, as ``untyped_storage().resize_()`` leaves it.
 
     Raises ShapeError. torch itself would read past the end.
     """
-    needed, held = _reach(tensor), tensor.untyped_storage().nbytes()
+    needed, available = _reach(tensor), tensor.untyped_storage().nbytes()
     first = tensor.storage_offset() * tensor.itemsize
-    if needed and first + needed > held:
+    if needed and first + needed > available:
         raise ShapeError(
-            f"{what} of shape {tuple(tensor.shape)} needs bytes {first} to {first + needed} of its storage, which "
-            f"holds {held}; the storage was resized after the tensor was made, make the tensor anew"
+            f"{label} of shape {tuple(tensor.shape)} needs bytes {first} to {first + needed} of its storage, which "
+            f"holds {available}; the storage was resized after the tensor was made, make the tensor anew"
         )
 
 

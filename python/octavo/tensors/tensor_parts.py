@@ -74,14 +74,16 @@ def is_plain(part: Tensor) -> bool:
     )
 
 
-def not_plain(part: Tensor, what: str) -> DTypeError:
+def not_plain(part: Tensor, label: str) -> DTypeError:
     """Return the error for a part that is no plain dense tensor."""
     if type(part) not in PLAIN:
         return DTypeError(
-            f"{what} are a {type(part).__name__}; accepted are plain tensors, .as_subclass(Tensor) is one"
+            f"{label} are a {type(part).__name__}; accepted are plain tensors, .as_subclass(Tensor) is one"
         )
     if part.layout is not torch.strided or part.is_nested:
-        return DTypeError(f"{what} have layout {part.layout}{' (nested)' * part.is_nested}; accepted are dense tensors")
+        return DTypeError(
+            f"{label} have layout {part.layout}{' (nested)' * part.is_nested}; accepted are dense tensors"
+        )
     if part.requires_grad:
-        return DTypeError(f"{what} require a gradient, which packed parts have not; pass part.detach()")
-    return DTypeError(f"{what} are a view with the negative bit; resolve_neg() gives the values")
+        return DTypeError(f"{label} require a gradient, which packed parts have not; pass part.detach()")
+    return DTypeError(f"{label} are a view with the negative bit; resolve_neg() gives the values")

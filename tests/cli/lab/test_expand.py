@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from helpers.processes import python
 from octavo.lab.polynomials.native_engine import Engine
 
 MAIN = "from octavo.cli import main; main()"
@@ -14,11 +15,6 @@ MAIN = "from octavo.cli import main; main()"
 @pytest.fixture(scope="module")
 def engine(exported):
     return Engine.load(exported)
-
-
-def python(*args, text=None, code=MAIN) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", code, *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, input=text, timeout=120, check=False)
 
 
 def test_expressions_are_answered_in_order(octavo, exported, engine):
@@ -34,7 +30,7 @@ def test_expressions_are_answered_in_order(octavo, exported, engine):
 
 
 def test_standard_input_is_read_without_arguments(exported, engine):
-    result = python("expand", "--model", exported, text="x*(x+1)\n(2-y)*y")
+    result = python(MAIN, "expand", "--model", exported, text="x*(x+1)\n(2-y)*y")
     assert result.stdout.splitlines() == engine.expand(["x*(x+1)", "(2-y)*y"])
     assert result.returncode == 0 and not result.stderr
 
@@ -105,7 +101,7 @@ def test_wrong_requests_are_refused_in_one_line(octavo, exported, args, reason):
 
 def test_nothing_heavy_is_loaded(exported):
     code = f"import sys; from octavo.cli import app; app(['expand', 'x*y', '--model', {str(exported)!r}], standalone_mode=False)"
-    result = python(code=f"{code}; print([name for name in ('torch', 'numpy', 'rich') if name in sys.modules])")
+    result = python(f"{code}; print([name for name in ('torch', 'numpy', 'rich') if name in sys.modules])")
     assert result.stdout.splitlines()[-1] == "[]", result.stderr
 
 
@@ -115,7 +111,7 @@ def test_a_closed_pipe_ends_quietly(exported, tmp_path):
     code = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {MAIN!r}, 'expand', '-f', "
     code += f"{str(source)!r}, '--model', {str(exported)!r}], stdout=subprocess.PIPE, stderr=subprocess.PIPE); "
     code += "p.stdout.readline(); p.stdout.close(); print(p.stderr.read().decode(), end='')"
-    assert python(code=code).stdout == ""
+    assert python(code).stdout == ""
 
 
 def test_help_teaches(octavo):

@@ -10,10 +10,7 @@ from octavo.lab.language.bench_arms import arm
 from octavo.lab.language.language_bench import BenchPlan, read_lines
 from octavo.lab.language.language_presets import BASE, preset
 
-
-@pytest.fixture(autouse=True)
-def _tiny(monkeypatch):
-    monkeypatch.setitem(language_bench.SCALES, "micro", TINY)
+pytestmark = pytest.mark.usefixtures("micro_scale")
 
 
 def test_a_combined_arm_has_every_difference_of_its_presets():

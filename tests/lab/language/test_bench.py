@@ -16,10 +16,7 @@ from octavo.lab.language.language_bench import BenchPlan, flops_per_token, read_
 from octavo.lab.language.language_presets import BASE, PRESETS
 from octavo.lab.language.language_run import validation_record
 
-
-@pytest.fixture(autouse=True)
-def _tiny(monkeypatch):
-    monkeypatch.setitem(language_bench.SCALES, "micro", TINY)
+pytestmark = pytest.mark.usefixtures("micro_scale")
 
 
 def plan(*names, **changes):

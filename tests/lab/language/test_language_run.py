@@ -12,6 +12,7 @@ import numpy as np
 import octavo
 import pytest
 import torch
+from helpers.quick import spread
 from lab.language.language_worker import PHASES, TINY, run, staged, text_file, tokens
 from octavo.data import read_shard
 from octavo.errors import CheckpointError, ConfigError, DataError, ModelError, SettingError
@@ -25,7 +26,6 @@ from octavo.lab.language.model_folder import load_language_model
 from octavo.lab.language.techniques import techniques
 from octavo.lab.language.token_data import prepare, read_folder
 from octavo.train import exact_nll, read_metrics
-from quick import spread
 
 WORKER = Path(__file__).with_name("language_worker.py")
 GPU_ONLY = {"tf32"}

@@ -4,7 +4,7 @@ import json
 import shlex
 
 import pytest
-from browser import browser, open_in_browser
+from helpers.browser import browser, open_in_browser
 from lab.language.test_bench import lines
 from octavo.errors import DataError
 from octavo.lab.language.bench_arms import arms

@@ -8,10 +8,10 @@ import numpy as np
 import octavo
 import pytest
 import torch
+from helpers.quick import spread
 from lab.polynomials.test_engine import export, lines, make
 from octavo import _core
 from octavo.lab.polynomials import Engine
-from quick import spread
 
 # Octavo's kernels and float32 differ in the order of summation, and by what parts beyond the 24th bit hold.
 SCORE = 2e-3

@@ -8,6 +8,7 @@ import json
 
 import pytest
 import torch
+from helpers.quick import spread
 from octavo.cuda import device as cuda
 from octavo.cuda.device_names import torch_device
 from octavo.errors import ContainerError, CudaUnavailableError, DataError, DTypeError, SettingError
@@ -19,7 +20,6 @@ from octavo.lab.polynomials.seq2seq.cuda_graphs import ROWS, Graphs, Tile
 from octavo.lab.polynomials.seq2seq.folded import FoldedHybrid
 from octavo.lab.polynomials.shipped import load_shipped, shipped_folder
 from octavo.tensors import container
-from quick import spread
 
 CPU = torch.device("cpu")
 # Share of lines that bfloat16 answers as float does; 0.9993 was measured on 3,000 lines.

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lab.polynomials.batch_lines import lines_of
 from octavo import DataError, DTypeError
 from octavo.data import CharTokenizer
 from octavo.lab.polynomials import data as polynomials
@@ -14,11 +15,6 @@ from octavo.lab.polynomials.data import Passes, Stream, own_lines
 
 TOKENIZER = CharTokenizer.polynomials()
 LINES = list(dict.fromkeys(polynomials.generate(120, seed=4)))
-
-
-def text(batch) -> list[str]:
-    source, target = batch
-    return [f"{left}={right}" for left, right in zip(TOKENIZER.decode(source), TOKENIZER.decode(target), strict=True)]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
@@ -49,7 +45,7 @@ def test_batches_are_the_lines_as_the_stream_gives_them():
     passes = Passes(LINES, 3)
     source, target = passes.batch(100, 50, TOKENIZER)
     assert source.dtype == target.dtype == np.uint8
-    assert text((source, target)) == passes.lines(100, 50)
+    assert lines_of((source, target)) == passes.lines(100, 50)
     assert (source != 0).any(0).all() and (target != 0).any(0).all()  # no wider than the longest line
     assert [ids.shape for ids in passes.batch(5, 2, TOKENIZER, pad_to=(29, 30))] == [(2, 29), (2, 30)]
     assert [ids.shape for ids in passes.batch(5, 0, TOKENIZER)] == [(0, 0), (0, 0)]

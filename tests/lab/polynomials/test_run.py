@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from lab.polynomials.batch_lines import lines_of
 from octavo.data import CharTokenizer
 from octavo.errors import DataError, SettingError, ShapeError
 from octavo.lab.polynomials.accuracy import EncodedLines, _equivalent, exact_match, measure
@@ -33,12 +34,6 @@ def data():
 @pytest.fixture
 def task(data):
     return PolynomialTask(data, SIZE, limit=101)
-
-
-def lines_of(batch):
-    """The lines of a batch, as ``left=right``."""
-    source, target = batch
-    return [f"{left}={right}" for left, right in zip(TOKENIZER.decode(source), TOKENIZER.decode(target), strict=True)]
 
 
 def widened(ids, width=32):

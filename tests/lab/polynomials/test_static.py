@@ -6,11 +6,12 @@ import numpy as np
 import octavo
 import pytest
 import torch
+from helpers.quick import spread
+from lab.polynomials.random_models import random_model
 from octavo.errors import ContainerError, DataError, DTypeError, FormatError, NonFiniteError, ShapeError
 from octavo.lab.polynomials import static
 from octavo.lab.polynomials.seq2seq import HybridSeq2Seq, Seq2SeqConfig, build
 from octavo.lab.polynomials.static.layout import linears, lstms, norms, site
-from quick import spread
 
 CONFIG = Seq2SeqConfig(
     embedding=8, encoder=6, hidden=12, heads=3, layers=2, feedforward=20, max_source=12, max_target=9
@@ -21,15 +22,8 @@ CLOSE = 0.05
 REORDERED = 0.02
 
 
-def made(seed=0, config=CONFIG):
-    """A random model; the weights are made larger than fresh ones so that gates and attention leave their middle."""
-    torch.manual_seed(seed)
-    model = build(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" not in name:
-                parameter.mul_(2)
-    return model
+def model_of(seed=0, config=CONFIG):
+    return random_model(config, seed, factor=2)
 
 
 def sources(rows=16, seed=1, config=CONFIG):
@@ -57,7 +51,7 @@ WIDE = ["bridge", "self_attention.query", "self_attention.key", "self_attention.
 
 @pytest.fixture(scope="module")
 def pair():
-    model = made()
+    model = model_of()
     return model, static.quantize_static(model, static.calibrate(model, [sources()]), WIDE)
 
 
@@ -180,7 +174,7 @@ def test_weights_are_those_of_int8_channel(pair):
 
 
 def test_a_pruned_row_keeps_its_bias_and_its_table():
-    model = made()
+    model = model_of()
     with torch.no_grad():
         model.output.weight[5] = 0
         model.output.bias[5] = 1.25
@@ -203,7 +197,7 @@ def test_a_pruned_row_keeps_its_bias_and_its_table():
 
 @pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, heads=1, layers=1, encoder=1, hidden=1, feedforward=1)])
 def test_it_is_close_to_the_model_it_was_made_of(config):
-    model = made(config=config)
+    model = model_of(config=config)
     integer = static.quantize_static(model, static.calibrate(model, [sources()]))
     logits = integer(sources(), targets())
     assert logits.shape == (16, 9, 31)
@@ -264,7 +258,7 @@ def test_it_needs_no_gradient_and_nothing_random(pair):
 
 
 def test_making_it_leaves_the_model_alone():
-    model = made()
+    model = model_of()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     static.quantize_static(model, static.calibrate(model, [sources()]))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -292,7 +286,7 @@ def seen_by(model, source):
 
 
 def test_absmax_covers_what_generation_shows_the_layers():
-    model = made()
+    model = model_of()
     source = sources()[:1, :3]
     scales = static.calibrate(model, [source])
     for name, largest in seen_by(model, source).items():
@@ -342,7 +336,7 @@ def test_mse_has_the_least_error_and_cuts_off_no_more_than_it_must():
 
 
 def test_a_layer_that_sees_only_zeros_gets_a_usable_scale():
-    model = made()
+    model = model_of()
     with torch.no_grad():
         model.self_norm.weight.zero_()
         model.self_norm.bias.zero_()
@@ -365,7 +359,7 @@ def test_calibration_refuses_what_it_cannot_use(pair):
             static.calibrate(other, [sources()])
         with pytest.raises(DTypeError, match="accepted is a HybridSeq2Seq"):
             static.quantize_static(other, {})
-    broken = made()
+    broken = model_of()
     broken.bridge.bias.data[0] = torch.nan
     with pytest.raises(NonFiniteError, match="NaN"):
         static.calibrate(broken, [sources()])
@@ -383,7 +377,7 @@ REROUNDED = 1e-9
 
 def uneven(seed=0):
     """A model whose channels differ in range up to a thousandfold, as those of trained models do, less so."""
-    model = made(seed)
+    model = model_of(seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, width in norms(CONFIG).items():
@@ -423,7 +417,7 @@ def test_equalizing_loses_less():
 
 
 def test_channels_that_are_never_seen_are_no_obstacle():
-    model = made().double()
+    model = model_of().double()
     with torch.no_grad():
         model.self_norm.weight[:5] = 0
         model.self_norm.bias[:5] = 0
@@ -444,7 +438,7 @@ def test_equalizing_refuses_what_calibration_refuses(pair):
     with pytest.raises(DTypeError, match="accepted is a HybridSeq2Seq"):
         static.equalize(integer, [sources()])
     with pytest.raises(DataError, match="no row"):
-        static.equalize(made(), [])
+        static.equalize(model_of(), [])
 
 
 # --- scales ---------------------------------------------------------------------------------------------------------
@@ -486,7 +480,7 @@ def test_wrong_wide_layers_are_refused(pair, wide, message):
 
 def test_a_layer_of_many_inputs_is_never_wide():
     """Its sums could leave int32."""
-    model = made(config=replace(CONFIG, feedforward=300))
+    model = model_of(config=replace(CONFIG, feedforward=300))
     scales = static.calibrate(model, [sources()])
     name = "blocks.0.feedforward.contract"
     assert name not in static.damages(model, [sources()], scales)
@@ -590,9 +584,11 @@ def test_the_tensors_of_a_file_are_these(pair, tmp_path):
     for name, width in norms(CONFIG).items():
         expected |= {f"{name}.{part}": ("float32", (width,)) for part in ("weight", "bias")}
     assert {name: (entry.format or entry.dtype, entry.shape) for name, entry in entries.items()} == expected
-    layers = [name for name, module in made().named_modules() if isinstance(module, torch.nn.Linear)]
+    layers = [name for name, module in model_of().named_modules() if isinstance(module, torch.nn.Linear)]
     assert sorted(linears(CONFIG)) == sorted(layers)
-    assert sorted(norms(CONFIG)) == sorted(n for n, m in made().named_modules() if isinstance(m, torch.nn.LayerNorm))
+    assert sorted(norms(CONFIG)) == sorted(
+        n for n, m in model_of().named_modules() if isinstance(m, torch.nn.LayerNorm)
+    )
 
 
 def with_code(packed, code):

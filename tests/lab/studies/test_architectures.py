@@ -19,11 +19,6 @@ from octavo.report import architecture_plots
 SMALL = {"batch_size": 16}
 
 
-@pytest.fixture(scope="module")
-def split():
-    return signs.load(64, validation=24, test=40)
-
-
 class Counted(ArchitectureBuilds):
     """Builds that are not trained: a number made of the choices stands for the accuracy."""
 

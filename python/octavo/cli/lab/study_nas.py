@@ -123,7 +123,7 @@ def nas(
         notes=lambda rows: tables.search_notes(summaries, found.chosen, builds.majority),
         draw=partial(
             architecture_plots.best_so_far_figure, lines="sampler", panels="curve", metric=metric, title=title,
-            told=tables.TOLD,
+            titles=tables.TOLD,
         ),
         further={"nas-axes": partial(architecture_plots.axis_figure, axes_of=axes, metric=metric, title=title)},
         **shown,

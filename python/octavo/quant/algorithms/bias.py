@@ -63,9 +63,9 @@ def correct_bias_model(
     outputs differ in shape, CalibrationError without data, NonFiniteError for NaN and infinity, naming the layer;
     biases are then as they were.
     """
-    for given, what in ((model, "model"), (reference, "reference")):
-        if not isinstance(given, nn.Module):
-            raise DTypeError(f"{what} is a {type(given).__name__}; accepted is a torch.nn.Module")
+    for argument, label in ((model, "model"), (reference, "reference")):
+        if not isinstance(argument, nn.Module):
+            raise DTypeError(f"{label} is a {type(argument).__name__}; accepted is a torch.nn.Module")
     batches, show, reference = Batches(calibration, samples), Stages(progress), shared_copy(reference)
     layers = {name: layer for name, layer in model.named_modules() if _is_layer(layer)}
     twins = {name: layer for name, layer in reference.named_modules() if _is_layer(layer) and name in layers}

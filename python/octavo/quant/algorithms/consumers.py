@@ -93,8 +93,8 @@ class _Watch(TorchDispatchMode):
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._inside.append(module)
         self.calls[module] += 1
-        given = (*args, *kwargs.values())[: 3 if isinstance(module, nn.MultiheadAttention) else 1]
-        read = {self._norms.get(_storage(x)) for x in given if isinstance(x, Tensor)}
+        inputs = (*args, *kwargs.values())[: 3 if isinstance(module, nn.MultiheadAttention) else 1]
+        read = {self._norms.get(_storage(x)) for x in inputs if isinstance(x, Tensor)}
         if len(read) == 1 and (norm := read.pop()) is not None:
             self._pure[norm, module] += 1
 
@@ -103,11 +103,11 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        made = {_storage(x) for x in tensors_in(output)}
+        outputs = {_storage(x) for x in tensors_in(output)}
         for x in tensors_in((args, kwargs or {})):
             norm = self._norms.get(_storage(x))
             # A view of it reads nothing yet; writing into it does.
-            if norm is not None and (_storage(x) not in made or func._schema.is_mutable):
+            if norm is not None and (_storage(x) not in outputs or func._schema.is_mutable):
                 self.readers[norm][self._inside[0] if self._inside else _name(func)] = None
         return output
 

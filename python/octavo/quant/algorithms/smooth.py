@@ -81,9 +81,9 @@ def smooth_model(
     names = {module: name for name, module in model.named_modules()}
     norms = [module for module in names if is_norm(module)]
     with undisturbed(model):
-        found = find_consumers(model, norms, next(iter(batches)))
-        reasons = {norm: read for norm, read in found.items() if isinstance(read, str)}
-        pairs = {norm: read for norm, read in found.items() if not isinstance(read, str)}
+        readers = find_consumers(model, norms, next(iter(batches)))
+        reasons = {norm: read for norm, read in readers.items() if isinstance(read, str)}
+        pairs = {norm: read for norm, read in readers.items() if not isinstance(read, str)}
         largest = _largest(model, pairs, names, batches, show)
     folds = []
     for norm, consumers in pairs.items():

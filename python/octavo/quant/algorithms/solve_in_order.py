@@ -90,12 +90,12 @@ def _solve(layer: QuantLayer, weight: Tensor, hessian: Tensor | None = None) -> 
     weight, fmt = weight.to(torch.float32), quantizer.format
     try:
         if hessian is None:
-            found = quant.hqq(weight, fmt)
+            solution = quant.hqq(weight, fmt)
         else:
-            found = quant.gptq(weight, hessian, fmt, order="descending", scale="mse")
+            solution = quant.gptq(weight, hessian, fmt, order="descending", scale="mse")
     except OctavoError as error:
         raise type(error)(f"{quantizer.what}: {error}") from None
-    solved, scales, zeros, levels = found
+    solved, scales, zeros, levels = solution
     if scales is not None:  # of formats that have some
         quantizer.set_scales(scales, zeros, levels)
     layer.set_weight_matrix(solved)

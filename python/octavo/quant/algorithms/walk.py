@@ -29,7 +29,7 @@ def stages(model: nn.Module, layers: Iterable[nn.Module], batches: Batches) -> l
     Layers that do not run come last, in stages of their own.
     """
     layers = list(layers)
-    found: list[tuple[Tensor, list[nn.Module]]] = []
+    groups: list[tuple[Tensor, list[nn.Module]]] = []
     seen: set[nn.Module] = set()
     once = set(layers)
     calls: Counter[nn.Module] = Counter()
@@ -39,17 +39,17 @@ def stages(model: nn.Module, layers: Iterable[nn.Module], batches: Batches) -> l
         if layer in seen:
             return
         seen.add(layer)
-        if found and found[-1][0] is arguments[0]:
-            found[-1][1].append(layer)
+        if groups and groups[-1][0] is arguments[0]:
+            groups[-1][1].append(layer)
         else:
-            found.append((arguments[0], [layer]))
+            groups.append((arguments[0], [layer]))
 
     with hooked(layers, note):
         for number, batch in enumerate(batches):
             calls.clear()
             call(model, batch, number)
             once = {layer for layer in once if calls[layer] == 1}
-    ran = [Stage(together, once.issuperset(together)) for _, together in found]
+    ran = [Stage(together, once.issuperset(together)) for _, together in groups]
     return ran + [Stage([layer], False) for layer in layers if layer not in seen]
 
 

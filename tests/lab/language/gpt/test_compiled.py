@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.quick import spread
 from hypothesis import given
 from hypothesis import strategies as some
 from octavo.lab.language import gpt
 from octavo.lab.language.gpt import GPT, gpu_code, rotary_positions
 from octavo.lab.language.gpt.presets import PRESETS, preset
 from octavo.lab.language.gpt.softmax_head import padded_nll
-from quick import spread
 from torch.nn import functional
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from helpers.quick import spread
+from lab.language.gpt.mixer_parts import SmoothedHead
 from octavo.errors import ContractError, ModelError, SettingError
 from octavo.lab.language.gpt import (
     GPT,
@@ -20,7 +22,6 @@ from octavo.lab.language.gpt.growing_rows import GrowingRows
 from octavo.lab.language.gpt.parameter_start import initialize
 from octavo.lab.language.gpt.softmax_head import SoftmaxHead
 from octavo.lab.language.techniques import names, register, technique, techniques
-from quick import spread
 from torch import nn
 
 SMALL = dict(vocabulary=contracts.VOCABULARY, width=32, layers=4, heads=4, end_of_text=0)
@@ -104,13 +105,6 @@ class Unnormalised(SoftmaxHead):
         return -self.log_probs(h_ND).gather(1, y_N[:, None])[:, 0]
 
 
-class Smoothed(SoftmaxHead):
-    """Validation with the training targets: a tenth of the target's weight goes to all others."""
-
-    def nll(self, h_ND, y_N):
-        return nn.functional.cross_entropy(self.scores(h_ND), y_N, reduction="none", label_smoothing=0.1)
-
-
 def with_mixer(kind):
     model = small()
     for block in model.blocks:
@@ -147,7 +141,7 @@ def test_an_unnormalised_head_is_caught_by_name():
 
 def test_a_smoothed_validation_loss_is_caught_by_name():
     with pytest.raises(ContractError, match=r"^one loss: .* smoothing"):
-        contracts.check_one_loss(with_head(Smoothed), *contracts.example_batch())
+        contracts.check_one_loss(with_head(SmoothedHead), *contracts.example_batch())
 
 
 def test_a_parameter_without_a_gradient_is_caught_by_name():

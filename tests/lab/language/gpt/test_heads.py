@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from lab.language.gpt.mixer_parts import initialized
 from octavo.errors import ModelError, SettingError
 from octavo.lab.language.gpt import (
     GPT,
@@ -19,7 +20,6 @@ from octavo.lab.language.gpt import (
 )
 from octavo.lab.language.gpt.adaptive_head import AdaptiveHead
 from octavo.lab.language.gpt.contracts import example_model
-from octavo.lab.language.gpt.parameter_start import initialize
 from octavo.lab.language.gpt.sampled_heads import (
     AliasSampler,
     NegativeSamplingHead,
@@ -35,15 +35,12 @@ from torch import nn
 VOCABULARY, WIDTH = 31, 16
 
 
-def made(kind, config, width=WIDTH, vocabulary=VOCABULARY):
-    torch.manual_seed(0)
-    head = kind(config, vocabulary, width)
-    initialize(head, "torch")
-    return head
+def head_of(kind, config, width=WIDTH, vocabulary=VOCABULARY):
+    return initialized(kind, config, vocabulary, width)
 
 
 def test_adaptive_softmax_is_torch_s_with_ids_in_the_order_of_frequency():
-    head = made(AdaptiveHead, AdaptiveSoftmax(cutoffs=(5, 12), divisor=2.0))
+    head = head_of(AdaptiveHead, AdaptiveSoftmax(cutoffs=(5, 12), divisor=2.0))
     stream = torch.cat([torch.arange(VOCABULARY).repeat_interleave(torch.arange(VOCABULARY) + 1)])
     head.count(stream)
     assert torch.equal(head.rank_V, torch.arange(VOCABULARY).flip(0))  # the last id is the most frequent
@@ -55,11 +52,11 @@ def test_adaptive_softmax_is_torch_s_with_ids_in_the_order_of_frequency():
     with pytest.raises(ModelError, match="each of 31"):
         head.arrange(torch.zeros(VOCABULARY, dtype=torch.int64))
     with pytest.raises(SettingError, match="below the vocabulary, 31"):
-        made(AdaptiveHead, AdaptiveSoftmax(cutoffs=(5, 31)))
+        head_of(AdaptiveHead, AdaptiveSoftmax(cutoffs=(5, 31)))
 
 
 def test_adaptive_softmax_with_the_right_cluster_scores_is_the_full_softmax():
-    head = made(AdaptiveHead, AdaptiveSoftmax(cutoffs=(5, 12), divisor=1.0))
+    head = head_of(AdaptiveHead, AdaptiveSoftmax(cutoffs=(5, 12), divisor=1.0))
     h, full = torch.randn(1, WIDTH), torch.randn(VOCABULARY, WIDTH)
     with torch.no_grad():
         head.clusters.head.weight[:5] = full[:5]
@@ -93,7 +90,7 @@ def optimum(head, kind, p, q):
 def test_the_optimum_of_a_sampled_loss_is_the_entropy_after_the_right_correction(kind):
     """Negative sampling is off by log q, which its distribution puts back; the wrong correction costs over 0.3 nats."""
     config = (NoiseContrastive if kind is NoiseContrastiveHead else NegativeSampling)(samples=5, tied=False)
-    head, p = made(kind, config, width=VOCABULARY), zipf()
+    head, p = head_of(kind, config, width=VOCABULARY), zipf()
     q = p**0.75 / (p**0.75).sum()
     head.noise_V.copy_(q.float())
     scores = optimum(head, kind, p, q)
@@ -112,7 +109,7 @@ def test_the_optimum_of_a_sampled_loss_is_the_entropy_after_the_right_correction
 @pytest.mark.parametrize("kind", [NoiseContrastiveHead, NegativeSamplingHead])
 def test_a_sampled_loss_is_its_definition(kind):
     config = (NoiseContrastive if kind is NoiseContrastiveHead else NegativeSampling)(samples=7, tied=False)
-    head = made(kind, config)
+    head = head_of(kind, config)
     head.count(torch.randint(0, VOCABULARY, (500,)))
     h, y = torch.randn(4, WIDTH), torch.tensor([3, 0, 30, 3])
     torch.manual_seed(1)
@@ -129,7 +126,7 @@ def test_the_gradient_of_nce_tends_to_that_of_the_softmax_as_draws_grow():
     """Where scores are log-probabilities; the expectation over the noise is exact: each token as often as expected."""
     distance = {}
     for times in (1, 32):
-        head = made(NoiseContrastiveHead, NoiseContrastive(samples=1, tied=False))
+        head = head_of(NoiseContrastiveHead, NoiseContrastive(samples=1, tied=False))
         expected_V = times * torch.arange(1, VOCABULARY + 1)
         head.noise_V.copy_(expected_V / expected_V.sum())
         head.samples = int(expected_V.sum())
@@ -154,7 +151,7 @@ def trained(kind, config, start=None):
         1.5 * torch.randn(STATES, STATES, generator=torch.Generator().manual_seed(0)) - torch.arange(STATES) / 16
     ).softmax(1)
     often_S = torch.linalg.matrix_power(chain_SS, 64)[0]
-    head = made(kind, config, vocabulary=STATES)
+    head = head_of(kind, config, vocabulary=STATES)
     head.start = getattr(head, "start", 0.0) if start is None else start
     table = nn.Parameter(torch.randn(STATES, WIDTH))
     if hasattr(head, "count"):
@@ -185,7 +182,7 @@ def test_sampled_softmax_with_all_tokens_is_the_softmax_and_its_bias_shrinks_wit
     h, y = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(3)), torch.arange(64) % VOCABULARY
     bias = {}
     for samples in (2, 8, 400, 1000):
-        head = made(SampledSoftmaxHead, SampledSoftmax(samples=samples, tied=False))
+        head = head_of(SampledSoftmaxHead, SampledSoftmax(samples=samples, tied=False))
         exact = torch.autograd.grad(head.nll(h, y).mean(), head.project.weight)[0]
         if samples >= VOCABULARY:
             assert torch.equal(head.surrogate(h, y), head.nll(h, y))
@@ -197,7 +194,7 @@ def test_sampled_softmax_with_all_tokens_is_the_softmax_and_its_bias_shrinks_wit
 
 
 def test_a_drawn_target_is_left_out_of_its_own_row():
-    head = made(SampledSoftmaxHead, SampledSoftmax(samples=VOCABULARY - 1, tied=False))
+    head = head_of(SampledSoftmaxHead, SampledSoftmax(samples=VOCABULARY - 1, tied=False))
     head.noise_V.copy_(torch.full((VOCABULARY,), 1e-6).index_fill(0, torch.tensor([4]), 1.0))
     loss = head.surrogate(torch.randn(3, WIDTH), torch.tensor([4, 4, 4]))
     assert torch.equal(loss, torch.zeros(3))  # every draw is the target: nothing is left to tell it from

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from lab.language.gpt.mixer_parts import WIDTH, mixer_of, mixing_context
 from octavo.errors import SettingError
 from octavo.lab.language.gpt import BiasedAttention, GatedRecurrence, PooledAttention
 from octavo.lab.language.gpt.biased_attention import BiasedAttentionMixer, bucket
@@ -12,7 +13,6 @@ from octavo.lab.language.gpt.mixing_context import MixingContext
 from octavo.lab.language.gpt.parameter_start import initialize
 from octavo.lab.language.gpt.pooled_attention import PooledAttentionMixer, drawn_slot, kept_until
 
-WIDTH = 16
 DISTANCES = [BiasedAttention(heads=2), BiasedAttention(heads=2, distance="buckets", buckets=4, farthest=9)]
 POOLED = [
     PooledAttention(heads=2, chunk=4),
@@ -22,18 +22,13 @@ POOLED = [
 ]
 
 
-def made(kind, config):
-    torch.manual_seed(0)
-    mixer = kind(config, WIDTH)
-    initialize(mixer, "torch")
+def shifted(kind, config):
+    """A mixer whose weights are none of those that it starts with."""
+    mixer = mixer_of(kind, config)
     with torch.no_grad():
         for parameter in mixer.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     return mixer
-
-
-def around(length, documents=None):
-    return MixingContext(torch.arange(length), documents)
 
 
 def stepped(mixer, x, documents=None):
@@ -49,11 +44,11 @@ def stepped(mixer, x, documents=None):
 def moved_by(mixer, length):
     """Which outputs move when an input changes: bool [changed, moved]."""
     x = torch.randn(1, length, WIDTH, generator=torch.Generator().manual_seed(2))
-    before, found = mixer(x, around(length)), []
+    before, found = mixer(x, mixing_context(length)), []
     for at in range(length):
         changed = x.clone()
         changed[:, at] = torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(3 + at))
-        found.append((mixer(changed, around(length)) - before).abs().amax((0, 2)) > 1e-6)
+        found.append((mixer(changed, mixing_context(length)) - before).abs().amax((0, 2)) > 1e-6)
     return torch.stack(found)
 
 
@@ -67,9 +62,9 @@ def moved_by(mixer, length):
 )
 @torch.no_grad()
 def test_steps_are_the_whole_at_lengths_around_borders(kind, config, length):
-    mixer = made(kind, config)
+    mixer = shifted(kind, config)
     x = torch.randn(2, length, WIDTH)
-    assert torch.allclose(stepped(mixer, x)[0], mixer(x, around(length)), atol=1e-5)
+    assert torch.allclose(stepped(mixer, x)[0], mixer(x, mixing_context(length)), atol=1e-5)
 
 
 # --- distances --------------------------------------------------------------------------------------------------------
@@ -78,7 +73,7 @@ def test_steps_are_the_whole_at_lengths_around_borders(kind, config, length):
 @pytest.mark.parametrize("config", DISTANCES, ids=lambda one: one.distance)
 @torch.no_grad()
 def test_a_bias_of_distances_is_added_to_the_explicit_scores(config):
-    mixer, length = made(BiasedAttentionMixer, config), 11
+    mixer, length = shifted(BiasedAttentionMixer, config), 11
     x = torch.randn(2, length, WIDTH)
     query, key, value = (
         part(x).unflatten(-1, (2, -1)).transpose(1, 2) for part in (mixer.query, mixer.key, mixer.value)
@@ -95,7 +90,7 @@ def test_a_bias_of_distances_is_added_to_the_explicit_scores(config):
                 else:
                     scores[:, head, at, to] += mixer.bias_HN[head, bucket(torch.tensor(back), 4, 9)]
     wanted = mixer.out((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
-    assert torch.allclose(mixer(x, around(length)), wanted, atol=1e-5)
+    assert torch.allclose(mixer(x, mixing_context(length)), wanted, atol=1e-5)
 
 
 def test_buckets_hold_near_distances_one_by_one_and_far_ones_together():
@@ -109,10 +104,10 @@ def test_buckets_hold_near_distances_one_by_one_and_far_ones_together():
 @torch.no_grad()
 def test_biases_keep_documents_apart():
     for config in DISTANCES:
-        mixer = made(BiasedAttentionMixer, config)
+        mixer = shifted(BiasedAttentionMixer, config)
         x, numbers = torch.randn(1, 9, WIDTH), torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2]])
-        packed = mixer(x, around(9, numbers))
-        parts = [mixer(part, around(part.shape[1])) for part in x.split([3, 4, 2], 1)]
+        packed = mixer(x, mixing_context(9, numbers))
+        parts = [mixer(part, mixing_context(part.shape[1])) for part in x.split([3, 4, 2], 1)]
         assert torch.allclose(packed, torch.cat(parts, 1), atol=1e-6)
         assert torch.allclose(stepped(mixer, x, numbers)[0], packed, atol=1e-6)
 
@@ -123,7 +118,7 @@ def test_biases_keep_documents_apart():
 @pytest.mark.parametrize("config", POOLED, ids=lambda one: one.pooling)
 @torch.no_grad()
 def test_a_position_sees_its_own_chunk_and_what_memory_holds_of_finished_ones(config):
-    length, moved = 15, moved_by(made(PooledAttentionMixer, config), 15)
+    length, moved = 15, moved_by(shifted(PooledAttentionMixer, config), 15)
     last = kept_until(length, config.chunk, config.reservoir)
     for changed in range(length):
         for at in range(length):
@@ -138,7 +133,7 @@ def test_a_position_sees_its_own_chunk_and_what_memory_holds_of_finished_ones(co
 @torch.no_grad()
 def test_pooled_memories_hold_as_many_rows_as_they_say():
     for config in POOLED:
-        mixer = made(PooledAttentionMixer, config)
+        mixer = shifted(PooledAttentionMixer, config)
         for length in (1, 3, 4, 9, 23):
             _, state = stepped(mixer, torch.randn(2, length, WIDTH))
             rows = state["key"].shape[2] + state["far_key"].shape[2]
@@ -149,12 +144,12 @@ def test_pooled_memories_hold_as_many_rows_as_they_say():
 def test_mean_and_maximum_are_those_of_the_chunk():
     """With one key everywhere attention is a mean, of which every summary is one part."""
     for pooling, pool in (("mean", lambda part: part.mean(1)), ("max", lambda part: part.amax(1))):
-        mixer = made(PooledAttentionMixer, PooledAttention(heads=1, chunk=4, pooling=pooling))
+        mixer = shifted(PooledAttentionMixer, PooledAttention(heads=1, chunk=4, pooling=pooling))
         mixer.key.weight.zero_()
         x = torch.randn(1, 10, WIDTH)
         value = mixer.value(x)
         rows = torch.stack([pool(value[:, :4]), pool(value[:, 4:8]), value[:, 8], value[:, 9]], 1)
-        assert torch.allclose(mixer(x, around(10))[:, 9], mixer.out(rows.mean(1)), atol=1e-5)
+        assert torch.allclose(mixer(x, mixing_context(10))[:, 9], mixer.out(rows.mean(1)), atol=1e-5)
 
 
 def test_a_reservoir_keeps_every_position_equally_often():
@@ -196,17 +191,17 @@ def test_gradients_of_a_scan_are_those_of_differences():
 
 @torch.no_grad()
 def test_a_recurrence_forgets_at_the_border_of_a_document():
-    mixer = made(GatedRecurrenceMixer, GatedRecurrence())
+    mixer = shifted(GatedRecurrenceMixer, GatedRecurrence())
     x, numbers = torch.randn(1, 9, WIDTH), torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2]])
-    packed = mixer(x, around(9, numbers))
-    parts = [mixer(part, around(part.shape[1])) for part in x.split([3, 4, 2], 1)]
+    packed = mixer(x, mixing_context(9, numbers))
+    parts = [mixer(part, mixing_context(part.shape[1])) for part in x.split([3, 4, 2], 1)]
     assert torch.allclose(packed, torch.cat(parts, 1), atol=1e-6)
     assert torch.allclose(stepped(mixer, x, numbers)[0], packed, atol=1e-6)
 
 
 @torch.no_grad()
 def test_a_recurrence_keeps_as_many_numbers_at_any_length():
-    mixer = made(GatedRecurrenceMixer, GatedRecurrence())
+    mixer = shifted(GatedRecurrenceMixer, GatedRecurrence())
     for length in (1, 40):
         assert stepped(mixer, torch.randn(2, length, WIDTH))[1]["state"].shape == (2, WIDTH)
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lab.language.gpt.mixer_parts import WIDTH, mixer_of, mixing_context
 from octavo.errors import ModelError, SettingError
 from octavo.lab.language.gpt import (
     GPT,
@@ -19,22 +20,8 @@ from octavo.lab.language.gpt.gated_convolution import GatedConvolutionMixer
 from octavo.lab.language.gpt.lag_kernel import LagKernelMixer
 from octavo.lab.language.gpt.latent_attention import LatentMixer
 from octavo.lab.language.gpt.mixing_context import MixingContext
-from octavo.lab.language.gpt.parameter_start import initialize
-from octavo.lab.language.gpt.rotary_positions import frequencies, turned
+from octavo.lab.language.gpt.rotary_positions import apply_rotary, frequencies
 from torch import nn
-
-WIDTH = 16
-
-
-def made(kind, config, width=WIDTH):
-    torch.manual_seed(0)
-    mixer = kind(config, width)
-    initialize(mixer, "torch")
-    return mixer
-
-
-def around(length):
-    return MixingContext(torch.arange(length))
 
 
 def stepped(mixer, x):
@@ -58,14 +45,14 @@ MIXERS = [
 @pytest.mark.parametrize(("kind", "config"), MIXERS, ids=lambda value: getattr(value, "__name__", ""))
 def test_steps_are_the_whole_at_lengths_around_borders(kind, config, length):
     """For latent attention the steps are the absorbed form, and the whole is the naive one."""
-    mixer = made(kind, config)
+    mixer = mixer_of(kind, config)
     x = torch.randn(2, length, WIDTH)
     with torch.no_grad():
-        assert torch.allclose(stepped(mixer, x), mixer(x, around(length)), atol=1e-5)
+        assert torch.allclose(stepped(mixer, x), mixer(x, mixing_context(length)), atol=1e-5)
 
 
 def test_latent_attention_of_full_rank_is_attention_with_partly_turned_heads():
-    mixer = made(LatentMixer, LatentAttention(heads=2, head_size=8, rotary_size=4, rank=WIDTH))
+    mixer = mixer_of(LatentMixer, LatentAttention(heads=2, head_size=8, rotary_size=4, rank=WIDTH))
     with torch.no_grad():
         mixer.latent.weight.copy_(torch.eye(WIDTH))
     x = torch.randn(2, 11, WIDTH)
@@ -73,15 +60,15 @@ def test_latent_attention_of_full_rank_is_attention_with_partly_turned_heads():
     split = lambda y: y.unflatten(-1, (2, -1)).transpose(1, 2)  # noqa: E731
     turns = frequencies(4, "full", 10000.0, x.device)
     query = split(mixer.query(x))
-    query = torch.cat([query[..., :8], turned(query[..., 8:], torch.arange(11), turns)], -1)
-    own = turned(mixer.rotary_key(x)[:, None], torch.arange(11), turns).expand(-1, 2, -1, -1)
+    query = torch.cat([query[..., :8], apply_rotary(query[..., 8:], torch.arange(11), turns)], -1)
+    own = apply_rotary(mixer.rotary_key(x)[:, None], torch.arange(11), turns).expand(-1, 2, -1, -1)
     key = torch.cat([split(mixer.widen_key(x)), own], -1)
-    mixed = causal_product(query, key, split(mixer.widen_value(x)), around(11), window=None)
-    assert torch.allclose(mixer(x, around(11)), mixer.out(mixed.transpose(1, 2).flatten(2)), atol=1e-5)
+    mixed = causal_product(query, key, split(mixer.widen_value(x)), mixing_context(11), window=None)
+    assert torch.allclose(mixer(x, mixing_context(11)), mixer.out(mixed.transpose(1, 2).flatten(2)), atol=1e-5)
 
 
 def test_latent_attention_caches_the_latent_and_one_key():
-    mixer = made(LatentMixer, LatentAttention(heads=2, head_size=8, rotary_size=4, rank=6))
+    mixer = mixer_of(LatentMixer, LatentAttention(heads=2, head_size=8, rotary_size=4, rank=6))
     state = mixer.first_state(3, torch.device("cpu"))
     for at in range(5):
         _, state = mixer.step(torch.randn(3, WIDTH), state, MixingContext(torch.tensor([at])))
@@ -92,7 +79,7 @@ def test_latent_attention_caches_the_latent_and_one_key():
 
 @pytest.mark.parametrize("length", [1, 7, 16, 33])
 def test_the_transform_is_the_direct_sum_over_lags(length):
-    mixer = made(LagKernelMixer, LagKernel(modes=5))
+    mixer = mixer_of(LagKernelMixer, LagKernel(modes=5))
     x = torch.randn(2, length, WIDTH)
     kernel, value = mixer.kernel(length).double(), mixer.value(x).double()
     wanted = torch.zeros_like(value)
@@ -100,35 +87,35 @@ def test_the_transform_is_the_direct_sum_over_lags(length):
         for lag in range(at + 1):
             wanted[:, at] += kernel[:, lag] * value[:, at - lag]
     wanted = mixer.out(wanted.float() * nn.functional.silu(mixer.gate(x)))
-    assert torch.allclose(mixer(x, around(length)), wanted, atol=1e-5)
+    assert torch.allclose(mixer(x, mixing_context(length)), wanted, atol=1e-5)
 
 
 def test_a_lag_kernel_is_the_same_everywhere_and_for_any_length():
-    mixer = made(LagKernelMixer, LagKernel(modes=5))
+    mixer = mixer_of(LagKernelMixer, LagKernel(modes=5))
     x = torch.randn(1, 12, WIDTH)
     moved = torch.cat([torch.zeros(1, 5, WIDTH), x], 1)
-    assert torch.allclose(mixer(moved, around(17))[:, 5:], mixer(x, around(12)), atol=1e-5)
+    assert torch.allclose(mixer(moved, mixing_context(17))[:, 5:], mixer(x, mixing_context(12)), atol=1e-5)
     assert torch.allclose(mixer.kernel(40)[:, :12], mixer.kernel(12), atol=1e-6)
 
 
 def test_a_chunk_learns_of_the_chunk_before_and_of_no_other():
-    mixer = made(ChunkSpectralMixer, ChunkSpectral(chunk=4, blocks=2, heads=2))
+    mixer = mixer_of(ChunkSpectralMixer, ChunkSpectral(chunk=4, blocks=2, heads=2))
     x = torch.randn(1, 14, WIDTH)
-    before = mixer(x, around(14))
+    before = mixer(x, mixing_context(14))
     for changed_at in range(14):
         changed = x.clone()
         changed[:, changed_at] += 1
-        moved = (mixer(changed, around(14)) - before).abs().amax((0, 2)) > 1e-6
+        moved = (mixer(changed, mixing_context(14)) - before).abs().amax((0, 2)) > 1e-6
         own, after = changed_at // 4, changed_at // 4 + 1
         for at in range(14):
             assert bool(moved[at]) == (at // 4 == after or (at // 4 == own and at >= changed_at)), (changed_at, at)
 
 
 def test_a_convolution_keeps_documents_apart():
-    mixer = made(GatedConvolutionMixer, GatedConvolution(reach=4))
+    mixer = mixer_of(GatedConvolutionMixer, GatedConvolution(reach=4))
     x, numbers = torch.randn(1, 9, WIDTH), torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2]])
     packed = mixer(x, MixingContext(torch.arange(9), numbers))
-    parts = [mixer(part, around(part.shape[1])) for part in x.split([3, 4, 2], 1)]
+    parts = [mixer(part, mixing_context(part.shape[1])) for part in x.split([3, 4, 2], 1)]
     assert torch.allclose(packed, torch.cat(parts, 1), atol=1e-6)
 
 
@@ -156,10 +143,10 @@ def test_a_mixer_across_documents_is_refused_where_they_are_kept_apart(mixer):
 
 def test_gradients_of_the_mixers_are_those_of_differences():
     for kind, config in MIXERS:
-        mixer = made(kind, config, width=4 if kind is not LatentMixer else 6).double()
+        mixer = mixer_of(kind, config, width=4 if kind is not LatentMixer else 6).double()
         if kind is ChunkSpectralMixer or kind is LagKernelMixer:
             continue  # float32 inside: transforms do not run in float64
         x = torch.randn(1, 5, mixer.out.out_features, dtype=torch.float64, requires_grad=True)
         assert torch.autograd.gradcheck(
-            lambda given, at=mixer: at(given, around(5)), (x,), eps=1e-5, atol=1e-3, rtol=1e-2
+            lambda given, at=mixer: at(given, mixing_context(5)), (x,), eps=1e-5, atol=1e-3, rtol=1e-2
         )

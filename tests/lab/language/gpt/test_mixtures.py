@@ -6,6 +6,7 @@ from dataclasses import replace
 import octavo
 import pytest
 import torch
+from lab.language.gpt.mixer_parts import WIDTH, initialized, mixing_context
 from octavo.errors import ModelError, SettingError
 from octavo.lab.language.gpt import (
     GPT,
@@ -28,7 +29,6 @@ from octavo.lab.language.gpt.mixture_of_experts import balance_loss
 from octavo.lab.language.gpt.parameter_start import initialize
 from octavo.lab.language.techniques import technique_of
 
-WIDTH = 16
 EVERY = [
     MixtureOfExperts(experts=4, factor=1.0),
     MixtureOfExperts(experts=4, chosen=2, factor=1.0, balance="bias"),
@@ -37,22 +37,15 @@ EVERY = [
 ]
 
 
-def made(config, kind="ffn"):
-    torch.manual_seed(0)
-    part = technique_of(kind, config).build(config, WIDTH)
-    initialize(part, "torch")
-    return part
-
-
-def around(length, documents=None):
-    return MixingContext(torch.arange(length), documents)
+def built(config, kind="ffn"):
+    return initialized(technique_of(kind, config).build, config, WIDTH)
 
 
 @pytest.mark.parametrize("config", EVERY, ids=lambda one: f"{type(one).__name__}-{one.chosen}-{one.route}")
 @torch.no_grad()
 def test_a_mixture_is_the_naive_loop_over_tokens(config):
-    ffn, x = made(config), torch.randn(2, 7, WIDTH)
-    scores, wanted = ffn.gate(x, around(7)), torch.zeros_like(x)
+    ffn, x = built(config), torch.randn(2, 7, WIDTH)
+    scores, wanted = ffn.gate(x, mixing_context(7)), torch.zeros_like(x)
     for row in range(2):
         for at in range(7):
             shares = scores[row, at].softmax(-1)
@@ -60,28 +53,28 @@ def test_a_mixture_is_the_naive_loop_over_tokens(config):
             weights = shares[best] if config.chosen == 1 else shares[best] / shares[best].sum()
             for expert, weight in zip(best.tolist(), weights, strict=True):
                 wanted[row, at] += weight * ffn.experts[expert](x[row, at])
-    assert torch.allclose(ffn(x, around(7)), wanted, atol=1e-6)
+    assert torch.allclose(ffn(x, mixing_context(7)), wanted, atol=1e-6)
 
 
 @torch.no_grad()
 def test_equal_experts_are_one_network():
     for config in EVERY:
-        ffn, x = made(config), torch.randn(1, 9, WIDTH)
+        ffn, x = built(config), torch.randn(1, 9, WIDTH)
         for expert in ffn.experts[1:]:
             expert.load_state_dict(ffn.experts[0].state_dict())
-        factor = ffn.gate(x, around(9)).softmax(-1).amax(-1, keepdim=True) if config.chosen == 1 else 1.0
-        assert torch.allclose(ffn(x, around(9)), factor * ffn.experts[0](x), atol=1e-6)
+        factor = ffn.gate(x, mixing_context(9)).softmax(-1).amax(-1, keepdim=True) if config.chosen == 1 else 1.0
+        assert torch.allclose(ffn(x, mixing_context(9)), factor * ffn.experts[0](x), atol=1e-6)
 
 
 def test_every_token_is_served_however_uneven_the_load():
     """Dropless: one expert may get all tokens, and the gate has gradients from each of them."""
-    ffn, x = made(MixtureOfExperts(experts=4, factor=1.0)), torch.rand(1, 50, WIDTH) + 0.5
+    ffn, x = built(MixtureOfExperts(experts=4, factor=1.0)), torch.rand(1, 50, WIDTH) + 0.5
     with torch.no_grad():
         ffn.gate.project.weight.fill_(-1.0)
         ffn.gate.project.weight[2] = 1.0
     x.requires_grad_()
-    out = ffn(x, around(50))
-    shares = ffn.gate(x, around(50)).softmax(-1)
+    out = ffn(x, mixing_context(50))
+    shares = ffn.gate(x, mixing_context(50)).softmax(-1)
     assert bool((shares.argmax(-1) == 2).all())
     assert torch.allclose(out, shares[..., 2:3] * ffn.experts[2](x), atol=1e-6)
     out.sum().backward()
@@ -104,7 +97,7 @@ def test_training_evens_the_loads_by_the_loss_and_by_the_bias():
         MixtureOfExperts(experts=4, factor=1.0, balance_weight=1.0, z_weight=0.0),
         MixtureOfExperts(experts=4, factor=1.0, balance="bias", z_weight=0.0, bias_rate=0.02),
     ):
-        ffn = made(config)
+        ffn = built(config)
         with torch.no_grad():
             ffn.gate.project.weight[0] += 0.1
         before = _loads(ffn, x)
@@ -112,7 +105,7 @@ def test_training_evens_the_loads_by_the_loss_and_by_the_bias():
         weight = ffn.gate.project.weight.detach().clone()
         for _ in range(150):
             ffn.begin_pass()
-            ffn(x, around(64))
+            ffn(x, mixing_context(64))
             if config.balance == "loss":
                 optimizer.zero_grad()
                 ffn.auxiliary.backward()
@@ -123,19 +116,19 @@ def test_training_evens_the_loads_by_the_loss_and_by_the_bias():
 
 @torch.no_grad()
 def _loads(ffn, x):
-    shares = ffn.gate(x, around(x.shape[1])).softmax(-1).flatten(0, 1)
+    shares = ffn.gate(x, mixing_context(x.shape[1])).softmax(-1).flatten(0, 1)
     return torch.bincount(ffn.choose(shares).flatten(), minlength=4) / ffn.choose(shares).numel()
 
 
 def test_the_bias_chooses_and_never_weighs():
-    ffn, x = made(EVERY[1]), torch.randn(1, 6, WIDTH)
+    ffn, x = built(EVERY[1]), torch.randn(1, 6, WIDTH)
     with torch.no_grad():
-        plain = ffn(x, around(6))
+        plain = ffn(x, mixing_context(6))
         ffn.offset_E.fill_(0.7)  # of all experts: the same choice
-        assert torch.equal(ffn(x, around(6)), plain)
+        assert torch.equal(ffn(x, mixing_context(6)), plain)
         ffn.offset_E.zero_()
         ffn.offset_E[3] = 10.0
-        shares = ffn.gate(x, around(6)).softmax(-1).flatten(0, 1)
+        shares = ffn.gate(x, mixing_context(6)).softmax(-1).flatten(0, 1)
         chosen = ffn.choose(shares)
         assert bool((chosen == 3).any(-1).all())
         weights = shares.gather(1, chosen)
@@ -144,7 +137,7 @@ def test_the_bias_chooses_and_never_weighs():
             weights[:, place, None] * torch.stack([ffn.experts[e](row) for e, row in zip(chosen[:, place], x[0])])  # noqa: B905
             for place in range(2)
         )
-        assert torch.allclose(ffn(x, around(6))[0], told, atol=1e-6)
+        assert torch.allclose(ffn(x, mixing_context(6))[0], told, atol=1e-6)
 
 
 # --- in a model -------------------------------------------------------------------------------------------------------
@@ -255,7 +248,7 @@ def test_what_cannot_be_mixed_is_refused():
 @pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2, 2]])])
 def test_a_causal_mean_is_of_what_was_before_in_the_document(documents):
     x, state = torch.randn(1, 9, 4), first_mean(1)
-    found = causal_mean(x, around(9, documents))
+    found = causal_mean(x, mixing_context(9, documents))
     for at in range(9):
         begin = 0 if documents is None else int((documents[0] == documents[0, at]).nonzero()[0])
         wanted = x[0, begin:at].mean(0) if at > begin else torch.zeros(4)
@@ -274,7 +267,7 @@ def test_a_constant_branch_is_a_linear_gate():
         gate.branch.bias.copy_(torch.tensor([0.5, -1.0, 2.0]))
         linear.project.weight.copy_(torch.einsum("k,ked->ed", gate.branch.bias, gate.trunk.weight.unflatten(0, (3, 5))))
         x = torch.randn(2, 7, WIDTH)
-        assert torch.allclose(gate(x, around(7)), linear(x, around(7)), atol=1e-5)
+        assert torch.allclose(gate(x, mixing_context(7)), linear(x, mixing_context(7)), atol=1e-5)
 
 
 @pytest.mark.parametrize("rank", [1, 3])
@@ -290,12 +283,14 @@ def test_scores_of_a_token_over_contexts_have_the_gate_s_rank(rank):
 
 @torch.no_grad()
 def test_mixers_are_weighed_by_the_gate():
-    mixer, x = made(MixedMixers(heads=2), "mixer"), torch.randn(2, 6, WIDTH)
-    shares = mixer.gate(x, around(6)).softmax(-1)
-    wanted = sum(shares[..., at, None] * expert(x, around(6)) for at, expert in enumerate(mixer.experts))
-    assert torch.allclose(mixer(x, around(6)), wanted, atol=1e-6)
+    mixer, x = built(MixedMixers(heads=2), "mixer"), torch.randn(2, 6, WIDTH)
+    shares = mixer.gate(x, mixing_context(6)).softmax(-1)
+    wanted = sum(shares[..., at, None] * expert(x, mixing_context(6)) for at, expert in enumerate(mixer.experts))
+    assert torch.allclose(mixer(x, mixing_context(6)), wanted, atol=1e-6)
     mixer.gate.trunk.weight.zero_()
-    assert torch.allclose(mixer(x, around(6)), sum(e(x, around(6)) for e in mixer.experts) / 3, atol=1e-6)
+    assert torch.allclose(
+        mixer(x, mixing_context(6)), sum(e(x, mixing_context(6)) for e in mixer.experts) / 3, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("form", ["quantized", "packed"])

@@ -2,36 +2,24 @@
 
 import pytest
 import torch
+from lab.language.gpt.mixer_parts import WIDTH, mixer_of, mixing_context
 from octavo.lab.language.gpt import GPT, Attention, GPTConfig, LagKernel, OperatorHorizons, OperatorKernel, contracts
 from octavo.lab.language.gpt.lag_kernel import LagKernelMixer
 from octavo.lab.language.gpt.mixing_context import MixingContext
 from octavo.lab.language.gpt.multi_token import further_targets
 from octavo.lab.language.gpt.operator_mixer import OperatorMixer
-from octavo.lab.language.gpt.parameter_start import initialize
 
-WIDTH = 16
 KERNELS = [OperatorKernel(modes=4), OperatorKernel(kernel="mlp", modes=3, hidden=8)]
-
-
-def made(kind, config):
-    torch.manual_seed(0)
-    mixer = kind(config, WIDTH)
-    initialize(mixer, "torch")
-    return mixer
-
-
-def around(length):
-    return MixingContext(torch.arange(length))
 
 
 @pytest.mark.parametrize("config", KERNELS, ids=lambda one: one.kernel)
 @torch.no_grad()
 def test_an_operator_is_the_direct_sum_over_lags_and_its_steps(config):
-    mixer, x = made(OperatorMixer, config), torch.randn(2, 13, WIDTH)
+    mixer, x = mixer_of(OperatorMixer, config), torch.randn(2, 13, WIDTH)
     kernel, value = mixer.kernel(13), mixer.value(x)
     wanted = torch.stack([sum(kernel[:, lag] * value[:, at - lag] for lag in range(at + 1)) for at in range(13)], 1)
     wanted = mixer.out(wanted * torch.nn.functional.silu(mixer.gate(x)))
-    assert torch.allclose(mixer(x, around(13)), wanted, atol=1e-5)
+    assert torch.allclose(mixer(x, mixing_context(13)), wanted, atol=1e-5)
     state = mixer.first_state(2, x.device)
     for at in range(13):
         out, state = mixer.step(x[:, at], state, MixingContext(torch.tensor([at])))
@@ -41,14 +29,14 @@ def test_an_operator_is_the_direct_sum_over_lags_and_its_steps(config):
 @pytest.mark.parametrize("config", KERNELS, ids=lambda one: one.kernel)
 @torch.no_grad()
 def test_a_longer_sequence_uses_the_same_kernel(config):
-    mixer = made(OperatorMixer, config)
+    mixer = mixer_of(OperatorMixer, config)
     assert torch.allclose(mixer.kernel(700)[:, :50], mixer.kernel(50), atol=1e-6)
     assert float(mixer.kernel(100_000)[:, -1].abs().max()) < 1e-3  # and it fades
 
 
 @torch.no_grad()
 def test_channels_share_the_modes_so_that_kernels_have_their_rank():
-    own, shared = made(LagKernelMixer, LagKernel(modes=3)), made(OperatorMixer, OperatorKernel(modes=3))
+    own, shared = mixer_of(LagKernelMixer, LagKernel(modes=3)), mixer_of(OperatorMixer, OperatorKernel(modes=3))
     for parameter in (own.decay, own.angle):
         parameter.add_(0.3 * torch.randn_like(parameter))
     ranks = [int(torch.linalg.matrix_rank(mixer.kernel(64).double(), rtol=1e-5)) for mixer in (own, shared)]
@@ -61,7 +49,7 @@ def test_the_error_of_a_kernel_falls_with_its_modes():
     lags = torch.arange(256, dtype=torch.float32)
     wanted, errors = 1 / (1 + lags), []
     for modes in (1, 2, 4, 8):
-        mixer = made(OperatorMixer, OperatorKernel(modes=modes))
+        mixer = mixer_of(OperatorMixer, OperatorKernel(modes=modes))
         mixer.angle.zero_()
         waves = mixer.waves(lags).T.double()
         best = torch.linalg.lstsq(waves, wanted.double()[:, None]).solution

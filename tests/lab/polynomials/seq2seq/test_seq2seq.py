@@ -8,6 +8,7 @@ from dataclasses import replace
 import octavo
 import pytest
 import torch
+from lab.polynomials.random_models import random_model
 from octavo.errors import DTypeError, SettingError, ShapeError
 from octavo.lab.polynomials.seq2seq import ARCHITECTURES, END, PAD, START, Seq2SeqConfig, build
 from octavo.lab.polynomials.seq2seq.generate import beam_search, greedy
@@ -28,17 +29,6 @@ SHAPES = {
         vocabulary=5, embedding=1, encoder=3, hidden=10, heads=1, layers=3, feedforward=13, max_source=2, max_target=17
     ),
 }
-
-
-def made(config, seed=0, factor=3.0):
-    """A random model with weights so large that answers differ from row to row and hypotheses from each other."""
-    torch.manual_seed(seed)
-    model = build(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" not in name:
-                parameter.mul_(factor)
-    return model
 
 
 def rows(config, count, seed, side="source"):
@@ -75,7 +65,7 @@ def config(request):
 @pytest.fixture
 def model(config):
     with torch.no_grad():
-        yield made(config)
+        yield random_model(config)
 
 
 @pytest.fixture
@@ -252,7 +242,7 @@ def test_a_beam_of_one_is_greedy(model, source, config):
 @pytest.mark.filterwarnings("ignore::octavo.CoverageWarning")
 def test_quantized_and_packed_models_answer_with_their_quantized_positions(config, source):
     """Positions are read past their layers; what generation reads is what the forward pass reads."""
-    model = made(config)
+    model = random_model(config)
     recipe = "int8:channel; type:Linear int8:channel input=int8:channel"  # integer products agree bit for bit
     simulated = octavo.quantize_model(model, recipe, progress=False).eval()
     rounded = copy.deepcopy(simulated)
@@ -282,7 +272,7 @@ def test_a_beam_that_holds_all_hypotheses_finds_the_likeliest_answer(architectur
     config = replace(SHAPES["usual"], architecture=architecture, vocabulary=6, max_target=3)
     beyond_greedy = 0
     for seed in range(4):
-        model = made(config, seed, factor=2.0)
+        model = random_model(config, seed, factor=2.0)
         source = rows(config, 6, seed)
         with torch.no_grad():
             memory = model.encode_checked(source)
@@ -305,7 +295,7 @@ def test_a_beam_that_holds_all_hypotheses_finds_the_likeliest_answer(architectur
 def test_two_tokens_need_a_beam_of_the_vocabulary(architecture):
     """The largest beam that generate takes keeps every first token, so that no answer of two scores higher."""
     config = replace(SHAPES["usual"], architecture=architecture)
-    model, source = made(config), rows(config, 5, seed=4)
+    model, source = random_model(config), rows(config, 5, seed=4)
     with torch.no_grad():
         _, scores = model.generate(source, max_length=2, beam=config.vocabulary)
         for row in range(len(source)):
@@ -362,7 +352,7 @@ def test_no_rows_give_no_answers(model, config):
 
 
 def test_generation_keeps_no_gradients_and_leaves_the_source_alone(config, source):
-    model, before = made(config), source.clone()
+    model, before = random_model(config), source.clone()
     _, scores = model.generate(source)
     assert not scores.requires_grad
     assert torch.equal(source, before)
@@ -372,7 +362,7 @@ def test_generation_keeps_no_gradients_and_leaves_the_source_alone(config, sourc
 
 
 def test_bfloat16_autocast_works_everywhere_and_is_close(config, source, target):
-    model = made(config, factor=1.0)
+    model = random_model(config, factor=1.0)
     with torch.no_grad():
         expected = model(source, target)
         with torch.autocast("cpu", torch.bfloat16):
@@ -387,7 +377,7 @@ def test_bfloat16_autocast_works_everywhere_and_is_close(config, source, target)
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_a_model_of_another_dtype_works(config, source, target, dtype):
-    model = made(config, factor=1.0)
+    model = random_model(config, factor=1.0)
     with torch.no_grad():
         expected = model(source, target)
         model.to(dtype)
@@ -399,7 +389,7 @@ def test_a_model_of_another_dtype_works(config, source, target, dtype):
 def test_gradients_reach_every_parameter(config, source, target):
     reached = set()
     for seed in range(4):  # one unit behind a ReLU may be dead for all rows
-        model = made(config, seed).train()
+        model = random_model(config, seed).train()
         logits = model(source, target)
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PAD).backward()
         for name, parameter in model.named_parameters():
@@ -414,7 +404,7 @@ def test_gradients_reach_every_parameter(config, source, target):
 def test_training_fits_a_handful_of_rows(config, source, target):
     if config.feedforward == 1:
         pytest.skip("too narrow to learn 13 rows")
-    model = made(config, factor=1.0).train()
+    model = random_model(config, factor=1.0).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
 
     def loss():
@@ -431,7 +421,11 @@ def test_training_fits_a_handful_of_rows(config, source, target):
 
 
 def test_the_same_seed_makes_the_same_model(config):
-    first, second, other = made(config).state_dict(), made(config).state_dict(), made(config, seed=1).state_dict()
+    first, second, other = (
+        random_model(config).state_dict(),
+        random_model(config).state_dict(),
+        random_model(config, seed=1).state_dict(),
+    )
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
@@ -465,7 +459,7 @@ def ids(*shape, dtype=torch.long):
     ],
 )
 def test_wrong_rows_are_refused(architecture, source, target, error, message):
-    model = made(replace(SHAPES["usual"], architecture=architecture))
+    model = random_model(replace(SHAPES["usual"], architecture=architecture))
     with pytest.raises(error, match=message):
         model(source, target)
     if "source has shape" in message or "source has dtype" in message:
@@ -484,7 +478,7 @@ def test_wrong_rows_are_refused(architecture, source, target, error, message):
 )
 def test_lengths_and_beams_outside_their_range_are_refused(options, message):
     with pytest.raises(ShapeError, match=message):
-        made(SHAPES["usual"]).generate(ids(1, 5), **options)
+        random_model(SHAPES["usual"]).generate(ids(1, 5), **options)
 
 
 # --- the configuration ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Mutated folders and files of every kind that Octavo reads: ``python tests/attacks/fuzz.py KIND --count N --seed S``.
+"""Mutated folders and files of every kind that Octavo reads: ``python fuzz/attacks/campaign.py KIND --count N --seed S``.
 
 One process imports everything once and forks a child for a batch of cases. A case is bad if it ends the process, raises
 what is neither an OctavoError nor an OSError, takes more memory than twice its files and 200 MB, more than 20 seconds, or

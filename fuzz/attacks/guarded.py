@@ -1,9 +1,9 @@
 """Raw ops on tensors that begin or end at a page nobody may touch: a read or write outside them ends the process.
 
-``python tests/attacks/guarded.py COUNT SEED [before|after]`` makes COUNT calls, most with operands that do not fit: wrong shapes,
+``python fuzz/attacks/guarded.py COUNT SEED [before|after]`` makes COUNT calls, most with operands that do not fit: wrong shapes,
 dtypes, strides, offsets, aliases, devices, layouts, sizes and values. Calls run in forked children, so that a fault is
 counted and named instead of ending the run; what is not an error of the kinds accepted below counts, too. Every call
-follows from the seed and its number: ``python tests/attacks/guarded.py 1 SEED before NUMBER`` repeats one in this process.
+follows from the seed and its number: ``python fuzz/attacks/guarded.py 1 SEED before NUMBER`` repeats one in this process.
 """
 
 from __future__ import annotations

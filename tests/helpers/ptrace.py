@@ -103,4 +103,6 @@ def libc():
     return library
 
 
-needed = pytest.mark.skipif("not __import__('ptrace').available()", reason="no process may be traced here")
+needed = pytest.mark.skipif(
+    "not __import__('helpers.ptrace', fromlist=['available']).available()", reason="no process may be traced here"
+)

@@ -1,6 +1,6 @@
 """Files that try to harm a reader of containers, each with the message that refuses it; README.md groups them.
 
-``python tests/attacks/hostile.py FOLDER`` writes them out, to try them on other readers.
+``python fuzz/attacks/hostile.py FOLDER`` writes them out, to try them on other readers.
 """
 
 from __future__ import annotations
