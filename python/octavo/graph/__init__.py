@@ -1,4 +1,4 @@
-"""A model seen whole: its operators, tensors and modules as typed records, without running it.
+"""Graphs of models: operators, tensors and modules as typed records, captured without running the model.
 
 ::
 
@@ -8,9 +8,9 @@
         print(block.count, block.module_class, block.paths)
     print(graph.costs("int4:g32 input=int8").at(batch=8, sequence=128))
 
-The model is the truth and the graph a view of it: a change of the model is seen by the next :func:`capture`.
+A graph is a read-only view of a model: changes of the model appear in the next :func:`capture`.
 
-What reads or changes a model is a pass; passes in order are a :class:`Pipeline`, which is written and replayed::
+A pass analyses or changes a model. A :class:`Pipeline` is a sequence of passes that can be saved and replayed::
 
     pipeline = octavo.graph.Pipeline(["remove_dropout", ("quantize", {"recipe": "int8"}), "pack"])
     model = pipeline.run(model).model

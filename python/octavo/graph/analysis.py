@@ -1,4 +1,4 @@
-"""Analysis passes: what a graph or a model shows, as data that prints as a table or as JSON."""
+"""Analyses of a graph or a model: counts, sparsity and statistics, as data that prints as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of an analysis: rows of values, under the names of columns; ``>name`` is a column of numbers."""
+    """The result of an analysis: rows of values with named columns; ``>name`` is a column of numbers."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
@@ -49,10 +49,10 @@ class Report:
 
     def to_table(self) -> Table:
         """Return the rows as a table."""
-        made = table(*self.columns)
+        rows = table(*self.columns)
         for row in self.rows:
-            made.add_row(*map(_cell, row))
-        return made
+            rows.add_row(*map(_cell, row))
+        return rows
 
     def __str__(self) -> str:
         """Return the table as plain text."""
@@ -67,9 +67,9 @@ def _cell(value: Any) -> str:
 
 @checks_arguments
 def operator_counts(graph: GraphContent) -> Report:
-    """Return how often each operator is called, and whether its work is known; most often first.
+    """Return how often each operator is called, most often first, and whether its work is known.
 
-    Raises ModelError where ``torch.export`` refused the model.
+    Raises ModelError if ``torch.export`` refused the model.
     """
     graph.require_operators("a count of operators")
     known = {node.op: True for node in graph.nodes}
@@ -81,7 +81,7 @@ def operator_counts(graph: GraphContent) -> Report:
 
 @checks_arguments
 def module_counts(graph: GraphContent) -> Report:
-    """Return how many modules of each class there are, with their weights; most weights first."""
+    """Return the number of modules and weights of each class, most weights first."""
     modules = Counter(record.module_class for record in graph.modules)
     elements: Counter[str] = Counter()
     seen: set[str] = set()
@@ -96,7 +96,7 @@ def module_counts(graph: GraphContent) -> Report:
 
 @checks_arguments
 def block_counts(graph: GraphContent) -> Report:
-    """Return the nodes of the module level, equal ones once with their count."""
+    """Return the nodes of the module level; equal nodes are one row with a count."""
     rows = [
         (block.paths[0] if block.count == 1 else f"{block.paths[0]} ... {block.paths[-1]}", block.module_class,
          block.count, block.operators)
@@ -107,9 +107,9 @@ def block_counts(graph: GraphContent) -> Report:
 
 @checks_arguments
 def dead_branches(graph: GraphContent) -> Report:
-    """Return what does not count: weights that no operator reads, and operators whose results reach no output.
+    """Return the dead parts: weights that no operator reads, and operators whose results reach no output.
 
-    Operators that write to their arguments count. Raises ModelError where ``torch.export`` refused the model.
+    Operators that write to their arguments are alive. Raises ModelError if ``torch.export`` refused the model.
     """
     graph.require_operators("a search for dead branches")
     read = {graph.tensors[name].alias_of or name for node in graph.nodes for name in node.inputs}
@@ -119,8 +119,8 @@ def dead_branches(graph: GraphContent) -> Report:
     wanted = {graph.tensors[name].alias_of or name for name in graph.outputs} | set(graph.outputs)
     dead = []
     for node in reversed(graph.nodes):
-        made = {graph.tensors[name].alias_of or name for name in node.outputs} | set(node.outputs)
-        if made & wanted or not node.outputs:
+        results = {graph.tensors[name].alias_of or name for name in node.outputs} | set(node.outputs)
+        if results & wanted or not node.outputs:
             for name in node.inputs:
                 wanted |= {name, graph.tensors[name].alias_of or name}
         else:
@@ -132,7 +132,7 @@ def dead_branches(graph: GraphContent) -> Report:
 
 @checks_arguments
 def sparsity(model: nn.Module) -> Report:
-    """Return for each weight of a model its elements, how many are zero, and their share; packed ones are decoded.
+    """Return the elements, the zeros and the share of zeros of each weight of a model; packed weights are decoded.
 
     Raises ModelError for weights without values: on the meta device, or not initialized yet.
     """
@@ -163,7 +163,7 @@ def _require_values(name: str, tensor: Tensor) -> None:
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules without children, and quantized layers as the layers that they are."""
+    """Yield the modules without children; a quantized layer counts as one such module."""
     for path, module in model.named_modules():
         inside = isinstance(model.get_submodule(path.rpartition(".")[0]), FormatLayer)
         if path and (isinstance(module, FormatLayer) or not (inside or any(module.children()))):
@@ -172,7 +172,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Put a model in evaluation, or in training, for a while; afterwards each module has its own mode again."""
+    """Set the mode of a model inside: training or evaluation; afterwards restore the mode of each module."""
     modes = {module: module.training for module in model.modules()}
     try:
         model.train(training)
@@ -183,7 +183,7 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 def check_quantiles(quantiles: Sequence[float]) -> None:
-    """Raise ModelError for what is no share from 0 to 1."""
+    """Raise ModelError unless all quantiles are numbers from 0 to 1."""
     if not isinstance(quantiles, list | tuple):
         raise ModelError(f"quantiles are {quantiles!r}; give a list of numbers from 0 to 1")
     if wrong := [share for share in quantiles if not isinstance(share, int | float) or not 0 <= share <= 1]:
@@ -194,12 +194,12 @@ def check_quantiles(quantiles: Sequence[float]) -> None:
 def tensor_statistics(
     model: nn.Module, batches: Iterable[Any] = (), *, quantiles: Sequence[float] = (0.001, 0.5, 0.999)
 ) -> Report:
-    """Return range, mean, deviation and quantiles of every weight, and of what every layer gives for ``batches``.
+    """Return range, mean, deviation and quantiles of every weight, and of the outputs of every layer on ``batches``.
 
-    Streaming, with the histograms that calibration takes its scales from, and their stated error: results do not depend
-    on the order of batches. The model runs in evaluation, without gradients, and is left as it was.
-    ``quantiles``: shares from 0 to 1. Raises NonFiniteError naming a tensor that holds NaN or infinity, ModelError for
-    weights without values and other quantiles.
+    Statistics are streamed into the histograms that calibration also uses, with the same error bound; results do not
+    depend on the order of batches. The model runs in evaluation mode without gradients and is not changed.
+    ``quantiles``: shares from 0 to 1. Raises NonFiniteError naming a tensor with NaN or infinity, ModelError for
+    weights without values and for quantiles outside 0 to 1.
     """
     check_quantiles(quantiles)
     seen: dict[str, Statistics] = {}
@@ -231,9 +231,9 @@ def tensor_statistics(
             handle.remove()
     columns = ("tensor", "kind", ">elements", ">low", ">high", ">mean", ">deviation", *(f">{q:g}" for q in quantiles))
     rows = [
-        (name, kinds[name], found.count, found.low, found.high, found.mean(), found.deviation(),
-         *(found.quantile(share) for share in quantiles))
-        for name, found in seen.items()
-        if found.count
+        (name, kinds[name], values.count, values.low, values.high, values.mean(), values.deviation(),
+         *(values.quantile(share) for share in quantiles))
+        for name, values in seen.items()
+        if values.count
     ]  # fmt: skip
     return Report(columns, tuple(rows))

@@ -1,4 +1,4 @@
-"""The analyses of this room as passes of a pipeline; each gives its report and leaves the model as it is."""
+"""The analyses of this room as passes of a pipeline. Each returns its report and does not change the model."""
 
 from __future__ import annotations
 

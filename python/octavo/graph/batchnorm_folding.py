@@ -1,4 +1,4 @@
-"""Batch normalization folded into the convolution or linear layer before it."""
+"""Folding of batch normalization into the convolution or linear layer before it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def fold_batchnorm(model: nn.Module, inputs: Any, *, inplace: bool = False) -> t
     """Return the model with each batch normalization that follows a layer folded into its weight and bias.
 
     ``w' = w g / sqrt(v + eps)``, ``b' = (b - m) g / sqrt(v + eps) + beta``, in float64, rounded once to the weight's
-    dtype. Layers: ``nn.Conv1d``, ``Conv2d``, ``Conv3d``, and ``nn.Linear`` where its output has two dimensions.
-    ``inputs``: as :func:`capture` takes them; the graph tells which layer a normalization reads. A pair stays, and the
-    report says why, where the layer's output is read elsewhere, a weight is shared, either runs twice or has hooks, or
-    the normalization has no running statistics. The state dict has a bias for the layer and no entries of the
-    normalization any more. :func:`octavo.save_model` notes that, and :func:`octavo.load_model` knows it; so does
-    ``save_pretrained`` of a model of transformers, which writes such a folder.
+    dtype. Layers: ``nn.Conv1d``, ``Conv2d``, ``Conv3d``, and ``nn.Linear`` with an output of two dimensions.
+    ``inputs``: as for :func:`capture`, whose graph shows which layer a normalization reads. A pair is not folded if the
+    layer's output is read elsewhere, a weight is shared, either runs twice or has hooks, or the normalization has no
+    running statistics; the report has the reason. Afterwards the state dict has a bias for the layer and no entries of
+    the normalization. :func:`octavo.save_model` records this, and so does ``save_pretrained`` of a model of
+    transformers; :func:`octavo.load_model` restores it.
 
-    Raises ModelError for a model in training, whose normalization depends on the batch, and where ``torch.export``
+    Raises ModelError for a model in training mode, whose normalization depends on the batch, and if ``torch.export``
     refuses the model.
     """
     model = model if inplace else deep_copy(model)
@@ -52,11 +52,11 @@ def fold_batchnorm(model: nn.Module, inputs: Any, *, inplace: bool = False) -> t
     rows: list[tuple[str, str, str]] = []
     folded: dict[int, nn.Module] = {}
     for path, norm in norms:
-        layer_path, kept = _layer_before(model, graph, path, norm)
-        if kept is None:
+        layer_path, reason = _layer_before(model, graph, path, norm)
+        if reason is None:
             _fold(model.get_submodule(layer_path), norm)
             folded[id(norm)] = FoldedNorm().train(norm.training)
-        rows.append((path, layer_path, "folded" if kept is None else f"stays: {kept}"))
+        rows.append((path, layer_path, "folded" if reason is None else f"stays: {reason}"))
     return replace_modules(model, folded), TransformReport(_COLUMNS, tuple(rows))
 
 
@@ -64,7 +64,7 @@ _COLUMNS = ("normalization", "layer", "what")
 
 
 def _layer_before(model: nn.Module, graph: Graph, path: str, norm: _BatchNorm) -> tuple[str, str | None]:
-    """Return the path of the layer that a normalization reads, and why the pair stays, None where it can go."""
+    """Return the path of the layer that a normalization reads, and why the pair cannot be folded, or None."""
     runs = Counter(node.module_path for node in graph.nodes if _computes(node))
     readers = [node for node in graph.nodes if node.module_path == path and node.op in _NORMS]
     if len(readers) != 1:
@@ -90,14 +90,14 @@ def _layer_before(model: nn.Module, graph: Graph, path: str, norm: _BatchNorm) -
 
 
 def _takes_norm(layer: nn.Module) -> bool:
-    """True for layers of torch itself whose outputs are channels of their weight; subclasses may compute otherwise."""
+    """Whether a layer is torch's own convolution or linear layer; subclasses may compute something else."""
     if isinstance(layer, _ConvNd):
         return type(layer).__module__ == _ConvNd.__module__ and not isinstance(layer, _ConvTransposeNd)
     return type(layer) is nn.Linear
 
 
 def _computes(node: Node) -> bool:
-    """Whether an operator is a layer's product: padding that is no zeros is one of its own."""
+    """Whether an operator is a layer's product. Padding with other values than zeros is a separate operator."""
     return "conv" in node.op or node.op == "aten.linear"
 
 

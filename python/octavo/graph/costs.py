@@ -1,4 +1,4 @@
-"""What a graph costs: multiply-adds, bit operations, bytes of weights, traffic and peak memory; under a recipe, too."""
+"""Costs of a graph, optionally under a recipe: multiply-adds, bit operations, bytes, traffic and peak memory."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ NEED_OPERATORS = ("macs", "elementwise", "bitops", "traffic_bytes", "peak_bytes"
 
 @dataclass(frozen=True)
 class NodeCost:
-    """The cost of one operator; numbers, or expressions of sizes. ``known``: whether its work is.
+    """The cost of one operator, as numbers or expressions of sizes. ``known``: whether its work is known.
 
-    ``traffic_bytes``: what it reads and writes; weights stand with the first operator that reads them.
+    ``traffic_bytes``: bytes read and written; a weight counts for the first operator that reads it.
     """
 
     id: str
@@ -49,7 +49,7 @@ class NodeCost:
 
 @dataclass(frozen=True)
 class Totals:
-    """The costs of a model at given sizes. None: missing. ``flops`` = 2 ``macs`` + ``elementwise``."""
+    """The costs of a model at given sizes; None for a missing cost. ``flops`` = 2 ``macs`` + ``elementwise``."""
 
     macs: int | None
     elementwise: int | None
@@ -60,24 +60,25 @@ class Totals:
 
     @property
     def flops(self) -> int | None:
-        """Two for each multiply-add, one for each elementwise operation."""
+        """Two operations for each multiply-add, one for each elementwise operation."""
         return None if self.macs is None or self.elementwise is None else 2 * self.macs + self.elementwise
 
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """What a graph costs, symbolic in its sizes; :meth:`at` gives numbers.
+    """The costs of a graph, symbolic in its sizes; :meth:`at` returns numbers.
 
-    ``macs``: multiply-adds of products, convolutions and attention. ``elementwise``: other operations, counted apart.
-    ``bitops``: for each multiply-add the bits of one operand times the bits of the other, scales left out.
-    ``weight_bytes``: of all weights in their formats, as on disk. ``traffic_bytes``: weights read once, activations
-    read and written once by each operator. ``peak_bytes``: weights and buffers, and the most bytes of activations alive
-    at once, each until its last use; variables of Python that hold one longer, and memory that an operator takes for
-    itself, come on top. ``bits_of_quantized``, ``bits_of_all``: bytes of weights, in bits for each of their elements.
+    ``macs``: multiply-adds of products, convolutions and attention. ``elementwise``: all other operations.
+    ``bitops``: for each multiply-add the bits of one operand times the bits of the other, without scales.
+    ``weight_bytes``: bytes of all weights in their formats, as on disk. ``traffic_bytes``: weights read once,
+    activations read and written once by each operator. ``peak_bytes``: weights and buffers, plus the peak bytes of
+    activations alive at once, each until its last use. Memory that Python variables keep alive longer, and workspaces
+    of operators, are not included. ``bits_of_quantized``, ``bits_of_all``: bits per element of quantized and of all
+    weights.
 
-    ``unknown``: operators whose work is not known, and how often each is called; the totals are without it.
-    ``missing``: names of costs that are None because ``torch.export`` refused the model.
-    ``sizes``: what the inputs had; ``symbols`` has those besides that depend on values, such as how many are selected.
+    ``unknown``: operators whose work is not known, with the number of calls; the totals do not include them.
+    ``missing``: names of costs that are None because ``torch.export`` refused the model. ``sizes``: sizes of the
+    inputs. ``symbols``: all symbols, including those that depend on values, such as a number of selected elements.
     """
 
     rows: tuple[NodeCost, ...] = field(repr=False)
@@ -98,7 +99,7 @@ class Costs:
 
     @property
     def peak_bytes(self) -> Size | None:
-        """Weights and buffers, and the most bytes of activations alive at once: an expression of sizes, or a number."""
+        """Weights and buffers plus the peak bytes of activations alive at once: an expression of sizes, or a number."""
         if "peak_bytes" in self.missing:
             return None
         most = list(dict.fromkeys(self.live_bytes)) or [0]
@@ -109,10 +110,10 @@ class Costs:
         return self.resident_bytes + sympy.Max(*most, evaluate=False)
 
     def at(self, **sizes: int) -> Totals:
-        """Return the costs at sizes such as ``batch=8, sequence=128``; those not given are as the inputs had them.
+        """Return the costs at sizes such as ``batch=8, sequence=128``; the default is the sizes of the inputs.
 
-        Raises ModelError for a name that is no size of the graph, for what is no whole number from 0 up, and where a
-        size that depends on values is not given.
+        Raises ModelError for a name that is no size of the graph, for a value that is no whole number from 0 up, and
+        for a missing size that depends on values.
         """
         if wrong := sorted(sizes.keys() - set(self.symbols)):
             known = ", ".join(self.symbols) or "none"
@@ -133,7 +134,7 @@ class Costs:
 
     @checks_arguments
     def by_module(self, graph: GraphContent) -> dict[str, NodeCost]:
-        """Return the costs added up by the nodes of the module level."""
+        """Return the costs summed for each node of the module level."""
         place = {inner: node.module_path for node in graph.module_nodes for inner in node.nodes}
         groups: dict[str, list[NodeCost]] = defaultdict(list)
         for row in self.rows:
@@ -163,21 +164,21 @@ class Costs:
     def to_table(self, **sizes: int) -> Table:
         """Return the totals at sizes as a table."""
         totals = self.at(**sizes)
-        made = table("cost", ">value")
-        made.add_row("multiply-adds", _count(totals.macs))
-        made.add_row("elementwise operations", _count(totals.elementwise))
-        made.add_row("FLOPs", _count(totals.flops))
-        made.add_row("bit operations", _count(totals.bitops))
-        made.add_row("weights", _size(totals.weight_bytes))
+        rows = table("cost", ">value")
+        rows.add_row("multiply-adds", _count(totals.macs))
+        rows.add_row("elementwise operations", _count(totals.elementwise))
+        rows.add_row("FLOPs", _count(totals.flops))
+        rows.add_row("bit operations", _count(totals.bitops))
+        rows.add_row("weights", _size(totals.weight_bytes))
         if self.bits_of_quantized is not None:
-            made.add_row("bits of quantized weights", f"{self.bits_of_quantized:.4g}")
+            rows.add_row("bits of quantized weights", f"{self.bits_of_quantized:.4g}")
         if self.bits_of_all is not None:
-            made.add_row("bits of all weights", f"{self.bits_of_all:.4g}")
-        made.add_row("traffic", _size(totals.traffic_bytes))
-        made.add_row("peak memory", _size(totals.peak_bytes))
+            rows.add_row("bits of all weights", f"{self.bits_of_all:.4g}")
+        rows.add_row("traffic", _size(totals.traffic_bytes))
+        rows.add_row("peak memory", _size(totals.peak_bytes))
         for op, times in self.unknown.items():
-            made.add_row(f"unknown: {op}", _count(times))
-        return made
+            rows.add_row(f"unknown: {op}", _count(times))
+        return rows
 
 
 def _count(value: int | None) -> str:
@@ -189,11 +190,11 @@ def _size(value: int | None) -> str:
 
 
 def costs_of(graph: GraphContent, recipe: Recipe | str | Mapping[str, Any] | None = None) -> Costs:
-    """Return what a graph costs; ``recipe``: as if the model were packed by it. Raises FormatError as recipes do."""
+    """Return the costs of a graph, or with ``recipe`` those of the model packed by it. Raises FormatError."""
     from octavo.recipe import Recipe
 
-    given = None if recipe is None else Recipe.of(recipe)
-    formats = formats_of(graph, given)
+    parsed = None if recipe is None else Recipe.of(recipe)
+    formats = formats_of(graph, parsed)
     weights = graph.weights
     nbytes = {record.name: formats.weight_bytes(record) for record in weights}
     quantized = [record for record in weights if formats.of_weight(record) is not None]
@@ -203,7 +204,7 @@ def costs_of(graph: GraphContent, recipe: Recipe | str | Mapping[str, Any] | Non
         "weight_bytes": total,
         "bits_of_quantized": _bits(sum(nbytes[r.name] for r in quantized), sum(r.elements for r in quantized)),
         "bits_of_all": _bits(total, sum(record.elements for record in weights)),
-        "recipe": None if given is None else str(given),
+        "recipe": None if parsed is None else str(parsed),
         "sizes": {name: graph.sizes[name] for name in graph.symbols if name in graph.sizes},
         "symbols": graph.symbols,
     }
@@ -211,7 +212,7 @@ def costs_of(graph: GraphContent, recipe: Recipe | str | Mapping[str, Any] | Non
         nothing: dict[str, Any] = dict.fromkeys(("macs", "elementwise", "bitops", "traffic_bytes"))
         return Costs(rows=(), **nothing, unknown={}, missing=NEED_OPERATORS, **common)
     rows = _rows(graph, formats, nbytes)
-    held = sum(formats.bytes_in_memory(record) for record in weights)
+    resident = sum(formats.bytes_in_memory(record) for record in weights)
     return Costs(
         rows=rows,
         macs=sum((row.macs for row in rows), 0),
@@ -219,7 +220,7 @@ def costs_of(graph: GraphContent, recipe: Recipe | str | Mapping[str, Any] | Non
         bitops=sum((row.bitops for row in rows), 0),
         traffic_bytes=sum((row.traffic_bytes for row in rows), 0),
         unknown=dict(sorted(Counter(row.op for row in rows if not row.known).items())),
-        resident_bytes=held + buffers,
+        resident_bytes=resident + buffers,
         live_bytes=live_bytes(graph.nodes, graph.tensors, graph.inputs, graph.outputs),
         **common,
     )
@@ -261,7 +262,7 @@ def _operand(product: Product, side: str, node: Node, formats: Formats) -> int:
 
 
 def _traffic(node: Node, tensors: Mapping[str, TensorRecord], weight_bytes: Mapping[str, int], seen: set[str]) -> Size:
-    """Return the bytes that an operator reads and writes; a weight is read by the first operator alone."""
+    """Return the bytes that an operator reads and writes; only the first operator that reads a weight counts it."""
     if is_view(node, tensors):
         return 0
     moved: Size = 0

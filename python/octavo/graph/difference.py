@@ -1,4 +1,4 @@
-"""What two graphs differ in: nodes and weights added, removed, and changed in shape, dtype, format or cost."""
+"""Differences of two graphs: nodes and weights added, removed, and changed in shape, dtype, format or cost."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Change:
-    """One difference between two nodes that stand for each other, or two weights of one name.
+    """One difference between two matching nodes, or two weights of the same name.
 
     ``where``: the path of the module, or the name of the weight. ``what``: ``shape``, ``dtype``, ``format``, ``macs``,
-    ``bitops``, or ``operators`` where only modules can be compared.
+    ``bitops``, or ``class`` where only modules can be compared.
     """
 
     where: str
@@ -38,7 +38,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Difference:
-    """What the second of two graphs has more, less and otherwise than the first. Empty, and false, for equal ones."""
+    """The differences of a second graph from a first one. Falsy for equal graphs."""
 
     added: tuple[Node | ModuleNode, ...]
     removed: tuple[Node | ModuleNode, ...]
@@ -66,29 +66,29 @@ class Difference:
 
     def to_table(self) -> Table:
         """Return a row for each difference."""
-        made = table("", "where", "operator", "what", "before", "after")
+        rows = table("", "where", "operator", "what", "before", "after")
         for sign, nodes in (("-", self.removed), ("+", self.added)):
             for node in nodes:
                 op = node.op if isinstance(node, Node) else node.module_class
-                made.add_row(sign, node.module_path, op, "", "", "")
+                rows.add_row(sign, node.module_path, op, "", "", "")
         for sign, records in (("-", self.weights_removed), ("+", self.weights_added)):
             for record in records:
-                made.add_row(sign, record.name, "weight", str(record.shape), "", "")
+                rows.add_row(sign, record.name, "weight", str(record.shape), "", "")
         for change in self.changed:
-            made.add_row("~", change.where, change.op, change.what, change.before, change.after)
-        return made
+            rows.add_row("~", change.where, change.op, change.what, change.before, change.after)
+        return rows
 
     def __str__(self) -> str:
-        """Return the table as plain text; ``no difference`` where there is none."""
+        """Return the table as plain text, or ``no difference``."""
         return plain_text(self.to_table()) if self else "no difference"
 
 
 @checks_arguments
 def diff(a: Graph, b: Graph) -> Difference:
-    """Return what graph ``b`` has more, less and otherwise than ``a``.
+    """Return the differences of graph ``b`` from graph ``a``.
 
-    Nodes stand for each other by the path of their module, and inside a module by the order of operators. Where one of
-    the graphs has no operators, modules are compared.
+    Nodes are matched by the path of their module, and inside a module by the order of operators. If one of the graphs
+    has no operators, modules are compared.
     """
     before, after = ({record.name: record for record in graph.weights} for graph in (a, b))
     changed = [change for name in before.keys() & after.keys() for change in _weights(before[name], after[name])]
@@ -124,10 +124,10 @@ def diff(a: Graph, b: Graph) -> Difference:
 
 
 def _by_module(nodes: Sequence[Node]) -> dict[str, list[Node]]:
-    found: dict[str, list[Node]] = defaultdict(list)
+    groups: dict[str, list[Node]] = defaultdict(list)
     for node in nodes:
-        found[node.module_path].append(node)
-    return found
+        groups[node.module_path].append(node)
+    return groups
 
 
 def _modules(a: Graph, b: Graph, changed: list[Change], weights: dict[str, Any]) -> Difference:
@@ -144,29 +144,29 @@ def _modules(a: Graph, b: Graph, changed: list[Change], weights: dict[str, Any])
 
 
 def _weights(old: TensorRecord, new: TensorRecord) -> Iterator[Change]:
-    told = (
+    fields = (
         ("shape", old.shape, new.shape), ("dtype", dtype_name(old.dtype), dtype_name(new.dtype)),
         ("format", old.format, new.format),
     )  # fmt: skip
-    for what, before, after in told:
+    for field, before, after in fields:
         if before != after:
-            yield Change(old.name, "weight", what, _text(before), _text(after))
+            yield Change(old.name, "weight", field, _text(before), _text(after))
 
 
 def _nodes(a: Graph, b: Graph, old: Node, new: Node, cost: NodeCost, other: NodeCost) -> Iterator[Change]:
     """Compare results in shape and dtype, arguments and results in format, and the work."""
     first, second = ([graph.tensors[name] for name in node.outputs] for graph, node in ((a, old), (b, new)))
     read, other_read = ([graph.tensors[name] for name in node.inputs] for graph, node in ((a, old), (b, new)))
-    told: list[tuple[str, Any, Any]] = [
+    fields: list[tuple[str, Any, Any]] = [
         ("shape", [record.shape for record in first], [record.shape for record in second]),
         ("dtype", [dtype_name(record.dtype) for record in first], [dtype_name(record.dtype) for record in second]),
         ("format", [r.format for r in (*read, *first)], [r.format for r in (*other_read, *second)]),
         ("macs", cost.macs, other.macs),
         ("bitops", cost.bitops, other.bitops),
     ]
-    for what, before, after in told:
+    for field, before, after in fields:
         if before != after:
-            yield Change(new.module_path, new.op, what, _text(before), _text(after))
+            yield Change(new.module_path, new.op, field, _text(before), _text(after))
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""A graph in the language of Graphviz."""
+"""Export of a graph as DOT, the language of Graphviz."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from octavo.storage.arguments import checks_arguments
 
 @checks_arguments
 def to_dot(graph: GraphContent, level: Literal["module", "operator"] = "module") -> str:
-    """Return a graph as DOT: a box for each node of a level, an arrow for each tensor that one makes and another reads.
+    """Return a graph as DOT: a box for each node of a level, an arrow for each tensor between two nodes.
 
-    Raises ModelError for the operators of a graph that has none.
+    Raises ModelError for ``level="operator"`` if the graph has no operators.
     """
     nodes: tuple[Node | ModuleNode, ...] = graph.level("operator") if level == "operator" else graph.level("module")
     lines = ["digraph model {", "  rankdir=TB; node [shape=box];"]

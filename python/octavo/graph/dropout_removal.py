@@ -1,4 +1,4 @@
-"""Drop-out taken out of a model: of modules, of attributes, and of functions that modules call."""
+"""Removal of drop-out from a model: modules, attributes, and functions that modules call."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ _SHARES = {"dropout_p", "dropout"}  # arguments of attention and recurrent opera
 
 
 class NoDropout(nn.Identity):
-    """Stands where drop-out was; ``p`` is 0, for code that reads the share and drops by itself."""
+    """Replaces a drop-out module; ``p`` is 0, for code that reads the probability and drops by itself."""
 
     p = 0.0
     inplace = False
 
 
 class _WithoutDropout(TorchFunctionMode):
-    """Inside it no function drops anything."""
+    """Makes all functional drop-out the identity inside."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Return the input of a drop-out; call other functions."""
-        given = kwargs or {}
+        options = kwargs or {}
         if func in _DROPPING:
-            return args[0] if args else given["input"]
+            return args[0] if args else options["input"]
         if func is F.scaled_dot_product_attention:
-            args, given = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args, {**given}
-            if "dropout_p" in given:
-                given["dropout_p"] = 0.0
-        return func(*args, **given)
+            args, options = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args, {**options}
+            if "dropout_p" in options:
+                options["dropout_p"] = 0.0
+        return func(*args, **options)
 
 
 def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Call the forward of a module's class, in which nothing is dropped."""
+    """Call the forward of a module's class without drop-out."""
     with _WithoutDropout():
         return type(module).forward(module, *args, **kwargs)
 
@@ -66,12 +66,13 @@ def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 @torch.no_grad()
 @checks_arguments
 def remove_dropout(model: nn.Module, inputs: Any = None, *, inplace: bool = False) -> tuple[nn.Module, TransformReport]:
-    """Return the model without drop-out, and what was removed: outputs in training are those of evaluation.
+    """Return the model without drop-out, and a report of the removed parts.
 
-    Modules of drop-out become ones that pass on what they get; attributes and entries of a ``config`` that hold its
-    share, such as ``attention_dropout``, become 0. ``inputs``, as :func:`capture` takes them: the model is captured in
-    training, and the forward of modules that call drop-out as a function is wrapped; without inputs such calls stay,
-    with the share that their module gives them. State-dict names stay. Batch normalization keeps its training mode.
+    Modules of drop-out are replaced by the identity. Attributes and entries of a ``config`` with a probability, such as
+    ``attention_dropout``, become 0. ``inputs``: as for :func:`capture`. With inputs the model is captured in training
+    mode, and the forward of modules that call drop-out as a function is wrapped. Without inputs such calls stay, with
+    the probability that their module passes. State-dict names do not change. Batch normalization keeps its training
+    mode.
     """
     model = model if inplace else deep_copy(model)
     rows: list[tuple[str, str, str]] = []
@@ -93,22 +94,22 @@ def remove_dropout(model: nn.Module, inputs: Any = None, *, inplace: bool = Fals
 _COLUMNS = ("module", "drop-out", "share")
 
 
-def _attributes(path: str, held: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Set the shares among attributes to 0, and tell those that were not."""
-    found = []
-    for name, value in held.items():
+def _attributes(path: str, attributes: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Set the probabilities among attributes to 0, and return a row for each that was not 0."""
+    rows = []
+    for name, value in attributes.items():
         if _NAMES.search(name) and isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
-            held[name] = 0.0
-            found.append((path, name, f"{value:g}"))
-    return found
+            attributes[name] = 0.0
+            rows.append((path, name, f"{value:g}"))
+    return rows
 
 
 def _functional(model: nn.Module, inputs: Any) -> list[tuple[str, str, str]]:
-    """Wrap the modules whose own forward still drops, as the graph of the model in training shows."""
+    """Wrap the modules whose own forward still drops, according to the graph of the model in training mode."""
     rows = []
     for path, node in dropping(training_graph(model, inputs)).items():
         module = model.get_submodule(path)
-        if "forward" in vars(module):  # wrapped, or the user's own: left, and seen by a capture
+        if "forward" in vars(module):  # wrapped before, or replaced by the user: not changed
             continue
         bound: Any = functools.partial(_forward, module)
         bound.__signature__ = inspect.signature(module.forward)
@@ -118,7 +119,7 @@ def _functional(model: nn.Module, inputs: Any) -> list[tuple[str, str, str]]:
 
 
 def training_graph(model: nn.Module, inputs: Any) -> Graph:
-    """Return the graph of a model as it trains; its modes stay."""
+    """Return the graph of a model in training mode; the modes of the model are restored."""
     with in_mode(model, True):
         graph = capture(model, inputs)
     graph.require_operators("removing functional drop-out")
@@ -126,13 +127,13 @@ def training_graph(model: nn.Module, inputs: Any) -> Graph:
 
 
 def dropping(graph: Graph) -> dict[str, Node]:
-    """Return the modules in which something is dropped, by path, and the first operator of each that does."""
-    found: dict[str, Node] = {}
+    """Return the modules that use drop-out, by path, with the first such operator of each."""
+    modules: dict[str, Node] = {}
     for node in graph.nodes:
         shares = [value for name, value in node.arguments.items() if name in _SHARES]
         if "dropout" in node.op or any(isinstance(share, float | int) and share > 0 for share in shares):
-            found.setdefault(node.module_path, node)
-    return found
+            modules.setdefault(node.module_path, node)
+    return modules
 
 
 def _run(model: nn.Module, config: NoOptions, pass_inputs: PassInputs) -> tuple[nn.Module, TransformReport]:

@@ -1,4 +1,4 @@
-"""Inputs that a model can be captured with, made up from what its ``forward`` takes."""
+"""Example inputs with which a model can be captured, derived from the signature of its ``forward``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ONE_LABEL = ("ForSequenceClassification", "ForImageClassification", "ForMultipl
 
 
 def example_inputs(model: nn.Module) -> dict[str, Tensor]:
-    """Return inputs for a network of ours or of transformers, by what its ``forward`` takes, on the model's device.
+    """Return inputs for a network of ours or of transformers, by the arguments of its ``forward``, on its device.
 
     Raises ModelError for other models.
     """
@@ -25,7 +25,7 @@ def example_inputs(model: nn.Module) -> dict[str, Tensor]:
     decodes = bool(getattr(config, "is_encoder_decoder", False))
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     ids = torch.zeros(2, LENGTH, dtype=torch.int64, device=device)
-    found: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
     if names[:2] == ["source_BS", "target_BT"]:
         return {name: ids.clone() for name in names[:2]}
     if names[:1] == ["ids_BT"]:
@@ -34,16 +34,16 @@ def example_inputs(model: nn.Module) -> dict[str, Tensor]:
         if name == "decoder_input_ids" and not decodes:
             continue
         if name in _IDS and "input_ids" in names:
-            found[name] = ids.clone()
+            inputs[name] = ids.clone()
         elif name in _PICTURES and (size := getattr(config, "image_size", None)):
             side = size if isinstance(size, int) else size[0]
-            found[name] = torch.empty(2, getattr(config, "num_channels", 3), side, side, device=device)
-        elif name == "labels" and found and getattr(config, "model_type", None):
+            inputs[name] = torch.empty(2, getattr(config, "num_channels", 3), side, side, device=device)
+        elif name == "labels" and inputs and getattr(config, "model_type", None):
             one = any(part in type(model).__name__ for part in _ONE_LABEL)
-            found[name] = torch.zeros(2, dtype=torch.int64, device=device) if one else ids.clone()
-    if not found:
+            inputs[name] = torch.zeros(2, dtype=torch.int64, device=device) if one else ids.clone()
+    if not inputs:
         raise ModelError(
             f"{type(model).__name__}: its forward takes {', '.join(names)}, for which no inputs are known; give them "
             "(on the command line package.module:function, which returns the model and its inputs)"
         )
-    return found
+    return inputs

@@ -1,4 +1,4 @@
-"""Runs ``torch.export`` on a model as it stands: any inputs and outputs, symbolic sizes with names, no model run."""
+"""Runs ``torch.export`` on a model with any inputs and outputs and named symbolic sizes, without running the model."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from octavo.data.batches import call_on, map_leaves
 from octavo.errors import ModelError
 from octavo.nn.model_copies import shared_copy
 
-_ONE_AT_A_TIME = RLock()  # torch.export keeps its state, and what is printed is redirected, for the whole process
+_ONE_AT_A_TIME = RLock()  # torch.export has global state, and stdout is redirected for the whole process
 
 Names = Mapping[str, Sequence[str | None]]
-"""Names of the dimensions of each input, None for one that is fixed."""
+"""Names of the dimensions of each input, None for a fixed dimension."""
 
 
 @dataclass(frozen=True)
-class Given:
-    """The inputs of a model, taken apart.
+class FlatInputs:
+    """The inputs of a model, flattened.
 
-    ``tensors`` and their ``names``; ``rest``: the leaves, where a tensor stands its number in ``tensors`` instead;
-    ``symbols``: names of the dimensions of each tensor; ``sizes``: what each symbol is in the inputs.
+    ``tensors`` and their ``names``. ``rest``: all leaves, with the index into ``tensors`` in place of a tensor.
+    ``symbols``: names of the dimensions of each tensor. ``sizes``: the size of each symbol in the inputs.
     """
 
     names: tuple[str, ...]
@@ -43,7 +43,7 @@ class Given:
     sizes: Mapping[str, int]
 
     def key(self) -> tuple[Any, ...]:
-        """What a capture depends on: names, shapes, dtypes and devices of tensors, and all other arguments."""
+        """A cache key: names, shapes, dtypes and devices of tensors, and all other arguments."""
         tensors = tuple((tuple(x.shape), x.dtype, x.device) for x in self.tensors)
         return self.names, tensors, tuple(map(repr, self.rest)), str(self.tree), self.symbols, tuple(self.sizes.items())
 
@@ -53,28 +53,28 @@ class _Slot(int):
 
 
 class _Call(nn.Module):
-    """Calls a model on flat tensors and returns flat tensors: what ``torch.export`` understands of every model."""
+    """Wraps a model so that it takes and returns flat tensors, which ``torch.export`` accepts for every model."""
 
-    def __init__(self, model: nn.Module, given: Given) -> None:
+    def __init__(self, model: nn.Module, flat: FlatInputs) -> None:
         super().__init__()
         self.model = model
-        self._given = given
+        self._flat = flat
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Call the model; return the tensors that its output holds."""
-        given = self._given
-        leaves = [tensors[leaf] if isinstance(leaf, _Slot) else leaf for leaf in given.rest]
-        return tuple(held_tensors(call_on(self.model, tree_unflatten(leaves, given.tree))))
+        """Call the model and return the tensors in its output."""
+        flat = self._flat
+        leaves = [tensors[leaf] if isinstance(leaf, _Slot) else leaf for leaf in flat.rest]
+        return tuple(held_tensors(call_on(self.model, tree_unflatten(leaves, flat.tree))))
 
 
 def held_tensors(output: Any) -> list[Tensor]:
-    """Return the tensors that an output of a model holds, each once: in containers and in attributes of objects."""
-    found: dict[int, Tensor] = {}
+    """Return the tensors in an output of a model, each once: in containers and in attributes of objects."""
+    tensors: dict[int, Tensor] = {}
     seen: set[int] = set()
 
     def visit(item: Any) -> None:
         if isinstance(item, Tensor):
-            found.setdefault(id(item), item)
+            tensors.setdefault(id(item), item)
         elif item is None or isinstance(
             item, str | bytes | int | float | type | FunctionType | MethodType | ModuleType
         ):
@@ -91,13 +91,13 @@ def held_tensors(output: Any) -> list[Tensor]:
                 visit(part)
 
     visit(output)
-    return list(found.values())
+    return list(tensors.values())
 
 
-def take(model: nn.Module, inputs: Any, dimensions: Names | None) -> Given:
-    """Take inputs apart: a mapping of keyword arguments, a tuple or list of positional ones, or the one argument.
+def take(model: nn.Module, inputs: Any, dimensions: Names | None) -> FlatInputs:
+    """Flatten inputs: a mapping of keyword arguments, a tuple or list of positional arguments, or a single argument.
 
-    Raises ModelError for what the model's ``forward`` cannot be called with.
+    Raises ModelError for inputs that do not fit the model's ``forward``.
     """
     if isinstance(inputs, Mapping):
         args: tuple[Any, ...] = ()
@@ -132,15 +132,15 @@ def take(model: nn.Module, inputs: Any, dimensions: Names | None) -> Given:
     if device is not None and device.type == "meta":
         tensors = [x.to(device) for x in tensors]
     if all(x.ndim == 0 or x.shape[0] == 1 for x in tensors) and sizes.get("batch") == 1:
-        # torch.export fixes a size of 1 for good: two samples are exported in place of one.
+        # torch.export specialises a size of 1, so two samples are exported instead.
         tensors = [
             torch.cat([x, x]) if x.ndim and dims[0] == "batch" else x for x, dims in zip(tensors, symbols, strict=True)
         ]
-    return Given(tuple(names), tuple(tensors), tuple(rest), tree, symbols, sizes)
+    return FlatInputs(tuple(names), tuple(tensors), tuple(rest), tree, symbols, sizes)
 
 
 def _bound(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
-    """Return which argument of ``forward`` each input is. Raises ModelError for those it does not take, or lacks."""
+    """Bind inputs to the arguments of ``forward``. Raises ModelError for unexpected and for missing arguments."""
     try:
         accepted = inspect.signature(model.forward)
     except ValueError as error:
@@ -163,38 +163,40 @@ def _bound(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> i
 
 
 def _argument_names(bound: inspect.BoundArguments) -> dict[int, str]:
-    """Return the name of the argument that each tensor is, or is inside."""
-    found: dict[int, str] = {}
+    """Return the name of the argument that contains each tensor, by the id of the tensor."""
+    names: dict[int, str] = {}
     for name, value in bound.arguments.items():
         parts = value.items() if isinstance(value, Mapping) else [(name, value)]
         for part, inner in parts:
             tensors = held_tensors(inner)
             for number, tensor in enumerate(tensors):
-                found.setdefault(id(tensor), str(part) if len(tensors) == 1 else f"{part}_{number}")
-    return found
+                names.setdefault(id(tensor), str(part) if len(tensors) == 1 else f"{part}_{number}")
+    return names
 
 
 def _symbols(
-    model: nn.Module, names: Sequence[str], tensors: Sequence[Tensor], given: Names | None
+    model: nn.Module, names: Sequence[str], tensors: Sequence[Tensor], dimensions: Names | None
 ) -> tuple[tuple[str | None, ...], ...]:
-    """Return the names of dimensions: those given, else ``batch`` and ``sequence`` by the shape of each input."""
-    unknown = sorted(set(given or ()) - set(names))
+    """Return the names of dimensions: from ``dimensions``, else ``batch`` and ``sequence`` by the shape of an input."""
+    unknown = sorted(set(dimensions or ()) - set(names))
     if unknown:
         raise ModelError(f"dimensions: no input is called {unknown[0]!r}; the inputs are {', '.join(names)}")
     decodes = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
     lengths: dict[str, int] = {}
-    made = []
+    symbols = []
     for name, tensor in zip(names, tensors, strict=True):
-        if given is not None and name in given:
-            dims = tuple(given[name])
-            if isinstance(given[name], str) or not all(dim is None or (isinstance(dim, str) and dim) for dim in dims):
+        if dimensions is not None and name in dimensions:
+            dims = tuple(dimensions[name])
+            if isinstance(dimensions[name], str) or not all(
+                dim is None or (isinstance(dim, str) and dim) for dim in dims
+            ):
                 raise ModelError(
-                    f"dimensions: {name} is given {given[name]!r}; give a name or None for each dimension, such as "
-                    "('batch', None)"
+                    f"dimensions: {name} is given {dimensions[name]!r}; give a name or None for each dimension, such "
+                    "as ('batch', None)"
                 )
             if len(dims) != tensor.ndim:
                 raise ModelError(f"dimensions: {name} has shape {tuple(tensor.shape)}, got {len(dims)} names for it")
-            made.append(dims)
+            symbols.append(dims)
             continue
         dims_list: list[str | None] = [None] * tensor.ndim
         if tensor.ndim:
@@ -207,13 +209,13 @@ def _symbols(
             if lengths.setdefault(symbol, length) != length:
                 symbol = f"{name}_length"
             dims_list[1] = symbol
-        made.append(tuple(dims_list))
-    return tuple(made)
+        symbols.append(tuple(dims_list))
+    return tuple(symbols)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep to itself what ``torch.export`` says, prints and logs about models: a refusal is told by the graph."""
+    """Silence the warnings, prints and logs of ``torch.export``; the graph reports a refusal."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     said = io.StringIO()
@@ -225,17 +227,17 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def exported(model: nn.Module, given: Given) -> Any:
-    """Return the program that ``torch.export`` makes of a model, in the model's mode, without gradients.
+def exported(model: nn.Module, flat: FlatInputs) -> Any:
+    """Return the exported program of a model, in the model's mode, without gradients.
 
-    Parameters and buffers of a copy are replaced by fake tensors while it works: nothing is computed, and the model is
-    not written. Whatever ``torch.export`` raises passes.
+    ``torch.export`` works on a copy with fake tensors as parameters and buffers: nothing is computed, and the model is
+    not changed. Its exceptions are not caught.
     """
     from torch.export import Dim, export
 
     dims = tuple(
         {number: Dim.AUTO for number, symbol in enumerate(symbols) if symbol is not None} or None
-        for symbols in given.symbols
+        for symbols in flat.symbols
     )
     with _ONE_AT_A_TIME, _quiet(), torch.no_grad():
-        return export(_Call(shared_copy(model), given), given.tensors, dynamic_shapes={"tensors": dims}, strict=False)
+        return export(_Call(shared_copy(model), flat), flat.tensors, dynamic_shapes={"tensors": dims}, strict=False)

@@ -1,4 +1,4 @@
-"""A part of a model as a model: the module of a path, and the inputs that it is called with."""
+"""Extraction of a part of a model: the module of a path, and the inputs of that module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from octavo.storage.arguments import checks_arguments
 
 @dataclass(frozen=True)
 class ExtractConfig:
-    """``path``: of the module, as in ``named_modules()``."""
+    """``path``: path of the module, as in ``named_modules()``."""
 
     path: str
 
@@ -35,30 +35,30 @@ class ExtractConfig:
 def extract(
     model: nn.Module, path: str, inputs: Any = None, *, inplace: bool = False
 ) -> tuple[nn.Module, TransformReport]:
-    """Return the module of a path as a model of its own, and what goes in and out of it when the model runs.
+    """Return the module of a path as a separate model, and a report of its inputs and outputs.
 
-    ``inputs``: of the whole model, which runs once in evaluation; without them the report is empty. ``inplace``: the
-    module itself, else a copy. :func:`module_inputs` gives the inputs for it. Raises ModelError for a path that is not
-    there, and a module that the model does not call.
+    ``inputs``: inputs of the whole model, which runs once in evaluation mode; without them the report is empty.
+    ``inplace``: return the module itself instead of a copy. :func:`module_inputs` returns the inputs of the module.
+    Raises ModelError for an unknown path and for a module that the model does not call.
     """
     module = _module(model, ExtractConfig(path).path)
     rows: list[tuple[str, str, str, str]] = []
     if inputs is not None:
-        given, output = _called(model, path, inputs)
-        named = [("input", name, value) for name, value in given.items()]
+        arguments, output = _called(model, path, inputs)
+        named = [("input", name, value) for name, value in arguments.items()]
         for kind, name, value in (*named, ("output", "", output)):
             for tensor in tensors_in(value):
                 rows.append((kind, name, " x ".join(map(str, tensor.shape)) or "scalar", dtype_name(tensor.dtype)))
-    made = module if inplace else deep_copy(module)
-    return made, TransformReport(("kind", "argument", "shape", "dtype"), tuple(rows))
+    part = module if inplace else deep_copy(module)
+    return part, TransformReport(("kind", "argument", "shape", "dtype"), tuple(rows))
 
 
 @checks_arguments
 def module_inputs(model: nn.Module, path: str, inputs: Any) -> dict[str, Any]:
-    """Return what the module of a path is called with, by the names of its forward's arguments.
+    """Return the arguments of the module of a path, by the parameter names of its forward.
 
-    The model runs once on ``inputs`` (as :func:`capture` takes them) in evaluation, and is left as it was. Raises
-    ModelError for a path that is not there, a module that the model does not call, and arguments without names.
+    The model runs once on ``inputs`` (as for :func:`capture`) in evaluation mode and is not changed. Raises ModelError
+    for an unknown path, a module that the model does not call, and arguments without names.
     """
     return _called(model, path, inputs)[0]
 
@@ -72,7 +72,7 @@ def _module(model: nn.Module, path: str) -> nn.Module:
 
 
 class _Enough(Exception):
-    """What was looked for has been seen."""
+    """Stops a forward pass after the call of the module was recorded."""
 
 
 @torch.no_grad()
@@ -80,7 +80,7 @@ def _called(model: nn.Module, path: str, inputs: Any) -> tuple[dict[str, Any], A
     """Return the arguments and the output of the first call of a module."""
     model = shared_copy(model)
     module = _module(model, path)
-    found: list[Any] = []
+    call: list[Any] = []
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
@@ -90,7 +90,7 @@ def _called(model: nn.Module, path: str, inputs: Any) -> tuple[dict[str, Any], A
             if kind is inspect.Parameter.VAR_POSITIONAL:
                 raise ModelError(f"{path}: its forward takes *{name}, which has no names; call it with a tuple")
             named.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
-        found.extend((named, output))
+        call.extend((named, output))
         raise _Enough
 
     handle = module.register_forward_hook(hook, with_kwargs=True)
@@ -101,19 +101,19 @@ def _called(model: nn.Module, path: str, inputs: Any) -> tuple[dict[str, Any], A
         pass
     finally:
         handle.remove()
-    if not found:
+    if not call:
         raise ModelError(f"{path}: {type(model).__name__} does not call it on these inputs")
-    return found[0], found[1]
+    return call[0], call[1]
 
 
 def _run(model: nn.Module, config: ExtractConfig, pass_inputs: PassInputs) -> tuple[nn.Module, TransformReport]:
-    """Extract; what follows in a pipeline gets the inputs and batches of the module."""
-    made, report = extract(model, config.path, pass_inputs.inputs, inplace=True)
+    """Extract, and replace the inputs and batches of the pipeline by those of the module."""
+    part, report = extract(model, config.path, pass_inputs.inputs, inplace=True)
     if pass_inputs.calibration is not None:
         pass_inputs.calibration = list(_each(model, config.path, pass_inputs.calibration))
     if pass_inputs.inputs is not None:
         pass_inputs.inputs = module_inputs(model, config.path, pass_inputs.inputs)
-    return made, report
+    return part, report
 
 
 def _each(model: nn.Module, path: str, batches: Any) -> Iterator[dict[str, Any]]:

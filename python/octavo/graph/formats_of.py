@@ -1,4 +1,4 @@
-"""The format of every operand of a graph: as the model was built, or as a recipe would have it."""
+"""The format of every operand of a graph: of the present model, or of the model under a recipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Formats:
-    """Formats by module and role, and of weights; ``packed``: bytes of the weights that the recipe packs."""
+    """Formats by module and role, and by weight. ``packed``: bytes of the weights that the recipe packs."""
 
     tensors: Mapping[str, TensorRecord]
     modules: Mapping[str, ModuleRecord]
@@ -28,7 +28,7 @@ class Formats:
     packed: Mapping[str, int]
 
     def of_weight(self, record: TensorRecord) -> str | None:
-        """Return the format of a weight, None where it is as its dtype says."""
+        """Return the format of a weight, None for a float weight."""
         return self.weights.get(record.name, record.format)
 
     def weight_bytes(self, record: TensorRecord) -> int:
@@ -42,7 +42,7 @@ class Formats:
         return self.packed[record.name] if record.name in self.packed else int(record.bytes_in_memory)
 
     def operand_bits(self, node: Node, name: str, *, is_right: bool) -> int:
-        """Return the bits of an element of an operand: by the layer that multiplies, the tensor, or its dtype."""
+        """Return the bits of an operand's elements: from the layer that multiplies, else the tensor, else its dtype."""
         record = self.tensors[name]
         base = self.tensors[record.alias_of] if record.alias_of is not None else record
         if base.kind == "weight":
@@ -55,11 +55,11 @@ class Formats:
         return _bits(record.format) if record.format is not None else record.dtype.itemsize * 8
 
     def _roles(self, path: str) -> Mapping[str, str]:
-        """Return the formats of the layer that an operator is in: its module, or an attention that holds products."""
+        """Return the formats of the layer that contains an operator: its module, or an enclosing attention module."""
         while True:
-            found = self.roles.get(path, {})
-            if found or not path or self.modules[path].weights:
-                return found
+            roles = self.roles.get(path, {})
+            if roles or not path or self.modules[path].weights:
+                return roles
             path = path.rpartition(".")[0]
 
 
@@ -81,21 +81,21 @@ def formats_of(graph: GraphContent, recipe: Recipe | None) -> Formats:
     decisions = decide_sites(recipe.rules, graph.sites)
     roles = dict(built)
     for path, plan in layer_plans(decisions).items():
-        given = {
+        texts = {
             role: str(spec.format) for role in ("weight", "input", "output", "bias") if (spec := getattr(plan, role))
         }
         for place in modules[path].paths:
-            roles[place] = given
+            roles[place] = texts
     names: dict[int, str] = {}
     for decision in decisions:
         site = decision.site
         if site.tensor is not None and site.name is not None:
-            held = [name for path in site.paths if (name := join(path, site.name)) in graph.tensors]
-            if held:
-                names.setdefault(id(site.tensor), held[0])
+            known = [name for path in site.paths if (name := join(path, site.name)) in graph.tensors]
+            if known:
+                names.setdefault(id(site.tensor), known[0])
     weights: dict[str, str | None] = {}
     packed: dict[str, int] = {}
-    # A tensor of which one holder is packed and another is not is there twice in the packed model.
+    # A tied tensor that is packed in one layer and float in another is stored twice in the packed model.
     stay = {id(one.site.tensor) for one in decisions if one.site.tensor is not None and one.format is None}
     for decision in decisions:
         site = decision.site

@@ -1,4 +1,4 @@
-"""GraphContent: what a graph holds, and what is read from that alone."""
+"""GraphContent: the records of a graph, and views derived from them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from octavo.recipe.sites import Site
 
 @dataclass(frozen=True, eq=False)
 class GraphContent:
-    """A model seen whole: immutable, without the model and without values.
+    """The immutable records of a captured model, without the model and without values.
 
-    ``nodes``: operators in the order in which they run, empty where ``refusal`` tells why there are none. ``modules``:
-    in the order of ``named_modules()``. ``tensors``: by name, those of weights being names of the state dict.
-    ``inputs``, ``outputs``: names of tensors. ``sizes``: of each symbol, as the inputs had it. ``training``: the mode
-    that the model was in.
+    ``nodes``: operators in execution order. ``refusal``: the reason if there are no operators. ``modules``: in the
+    order of ``named_modules()``. ``tensors``: by name; weights have their names in the state dict. ``inputs``,
+    ``outputs``: names of tensors. ``sizes``: size of each symbol in the inputs. ``training``: the mode of the model.
     """
 
     model_class: str
@@ -51,7 +50,7 @@ class GraphContent:
     def level(self, name: str) -> tuple[Node, ...] | tuple[ModuleNode, ...]:
         """Return the nodes of a level: ``operator`` or ``module``.
 
-        Raises ModelError for another name, and for operators that ``torch.export`` refused to give.
+        Raises ModelError for another name, and for ``operator`` if ``torch.export`` refused the model.
         """
         if name == "module":
             return self.module_nodes
@@ -62,16 +61,16 @@ class GraphContent:
 
     @cached_property
     def module_nodes(self) -> tuple[ModuleNode, ...]:
-        """Operators folded by module: embeddings, each layer, pooler, classifier."""
+        """Operators grouped by module: embeddings, each layer, pooler, classifier."""
         return module_nodes(self.modules, self.nodes, self.tensors, self.outputs)
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """The nodes of the module level, those that are equal but for their weights folded into one with a count."""
+        """The nodes of the module level; nodes that differ only in their weights are one block with a count."""
         return repeated_blocks(self.module_nodes)
 
     def require_operators(self, what: str) -> None:
-        """Raise ModelError where the graph has no operators; ``what`` needs them."""
+        """Raise ModelError if the graph has no operators; ``what`` names the feature that needs them."""
         if self.refusal is not None:
             raise ModelError(
                 f"{self.model_class}: {what} needs operators, which are missing: {self.refusal}; the module level "
@@ -82,19 +81,19 @@ class GraphContent:
 
     @property
     def weights(self) -> tuple[TensorRecord, ...]:
-        """Weights, each once however often it is shared; of packed layers the packed weight."""
+        """Weights, shared ones once; a packed layer has its packed weight."""
         return tuple(record for record in self.tensors.values() if record.kind == "weight")
 
     @property
     def symbols(self) -> tuple[str, ...]:
         """Names of the sizes that are symbolic."""
-        found = {
+        symbols = {
             str(symbol)
             for record in self.tensors.values()
             for size in record.shape
             for symbol in getattr(size, "free_symbols", ())
         }
-        return (*(name for name in self.sizes if name in found), *sorted(found - self.sizes.keys()))
+        return (*(name for name in self.sizes if name in symbols), *sorted(symbols - self.sizes.keys()))
 
     def operators(self) -> dict[str, int]:
         """Return how often each operator is called, most often first."""
@@ -141,7 +140,7 @@ class GraphContent:
         return json.dumps(self.as_dict(), indent=2, ensure_ascii=False)
 
     def __str__(self) -> str:
-        """Return a line: the model, and how much there is of it."""
+        """Return a line: the model, and its numbers of operators, modules and weights."""
         if self.refusal is not None:
             return f"{self.model_class}: {len(self.module_nodes)} modules, no operators ({self.refusal})"
         sizes = ", ".join(self.symbols) or "none"

@@ -17,11 +17,11 @@ from octavo.storage.arguments import checks_arguments
 
 @dataclass(frozen=True, eq=False)
 class Graph(GraphContent):
-    """A model seen whole, with what it costs; the fields are those of :class:`GraphContent`."""
+    """A captured model: the records of :class:`GraphContent`, with costs and views of the hardware and the software."""
 
     @property
     def hardware(self) -> Mapping[str, Mapping[str, Any]]:
-        """By node: ``macs``, ``bitops``, ``bytes`` moved, symbolic in the sizes, and ``placement``, the device."""
+        """By node: ``macs``, ``bitops``, ``bytes`` of traffic, symbolic in the sizes, and ``placement``, the device."""
         return {
             row.id: {
                 "macs": row.macs if row.known else None,
@@ -36,19 +36,19 @@ class Graph(GraphContent):
     def software(self, model: nn.Module, batches: Iterable[Any] = ()) -> Mapping[str, Mapping[str, Any]]:
         """By node: ``args`` and ``results``, each tensor with ``statistics`` and ``sparsity``, and ``calibration``.
 
-        ``model``: that the graph is of; it has the values, which a graph does not keep. ``batches``: what the model is
-        run on for statistics of activations, those that a layer without children gives; weights need none.
-        ``statistics``: ``low``, ``high``, ``mean``, ``deviation``; ``sparsity``: the share of zeros of a weight;
-        ``calibration``: by role the format, whether its scales are fixed, and the least and largest of them. None:
-        not known. Raises ModelError for another model, and as :func:`octavo.graph.tensor_statistics`.
+        ``model``: the model of the graph, which has the values. ``batches``: inputs for statistics of activations, the
+        outputs of layers without children; weights need none. ``statistics``: ``low``, ``high``, ``mean``,
+        ``deviation``. ``sparsity``: the share of zeros of a weight. ``calibration``: by role the format, whether its
+        scales are static, and the least and largest scale. Unknown values are None. Raises ModelError for another
+        model, and the errors of :func:`octavo.graph.tensor_statistics`.
         """
         return software_of(self, model, batches)
 
     @checks_arguments
     def costs(self, recipe: Recipe | str | Mapping[str, Any] | None = None) -> Costs:
-        """Return what the graph costs, symbolic in its sizes.
+        """Return the costs of the graph, symbolic in its sizes.
 
-        ``recipe``: as if the model were packed by it, which is not done; anything that :meth:`octavo.Recipe.of` takes.
+        ``recipe``: costs of the model packed by it, without packing; anything that :meth:`octavo.Recipe.of` accepts.
         Raises FormatError as :meth:`octavo.Recipe.plan` does.
         """
         return costs_of(self, recipe)

@@ -1,7 +1,7 @@
-"""The interface of passes: what reads a model, and what changes it, by name, with a configuration that can be written.
+"""The interface of passes: named analyses and transforms of a model, with a serialisable configuration.
 
-A room that has a pass makes a :class:`Pass` and is named in ``octavo/__init__.py`` under ``pass_NAME``; this room looks
-it up there, and imports none of them. A pass of one's own is registered with :func:`register_pass`.
+A room with a pass creates a :class:`Pass`, and ``octavo/__init__.py`` names it under ``pass_NAME``. This room looks it
+up there and imports no other room. Users register their own passes with :func:`register_pass`.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _registered: dict[str, Pass] = {}
 
 @dataclass
 class PassInputs:
-    """What passes read besides their configuration, and what no file of a pipeline holds; extraction changes it.
+    """Data that passes read and no file of a pipeline contains. Extraction replaces it.
 
-    ``inputs``: as :func:`octavo.graph.capture` takes them, for passes that follow the operators or measure time.
-    ``calibration``: batches, as :func:`octavo.quantize_model` takes them.
+    ``inputs``: as for :func:`octavo.graph.capture`, for passes that use the operators or measure time.
+    ``calibration``: batches, as for :func:`octavo.quantize_model`.
     """
 
     inputs: Any = None
     calibration: Iterable[Any] | None = None
 
     def __post_init__(self) -> None:
-        """Check the kinds."""
+        """Check the types."""
         check_fields(self)
 
     @checks_arguments
     def graph(self, model: nn.Module, name: str) -> Graph:
-        """Return the graph of a model on ``inputs``. Raises ModelError where there are none; ``name``: of the pass."""
+        """Return the graph of a model on ``inputs``. Raises ModelError without inputs; ``name``: name of the pass."""
         if self.inputs is None:
             raise ModelError(f"{name}: it follows the model's operators, which needs inputs; give inputs=batch")
         return capture(model, self.inputs)
@@ -56,21 +56,21 @@ class PassInputs:
 
 @dataclass(frozen=True)
 class TransformReport(Report):
-    """The report of a transform. ``settled``: its configuration with every measured choice written down, or None."""
+    """The report of a transform. ``settled``: its configuration with every measured choice made explicit, or None."""
 
     settled: Any = None
 
 
 @dataclass(frozen=True)
 class Pass:
-    """Something done to a model under a name.
+    """A named analysis or transform of a model.
 
-    ``stage``: one of ``STAGES`` of a transform, None of an analysis, which may stand anywhere. ``config``: a frozen
-    dataclass of plain values (texts, numbers, booleans, None and tuples of them) that checks itself; None as a default
-    alone, for TOML has no other way to write it. ``run``: ``(model, config, pass_inputs)`` to ``(model, report)`` for a
-    transform, which changes the model that it is given, and to a report for an analysis; a report has ``to_table()``
-    and ``to_json()``. ``also_after``: later stages that it may follow. ``also_on``: stages that the model it is called
-    on may have reached; those of ``also_after`` besides.
+    ``stage``: one of ``STAGES`` for a transform; None for an analysis, which may run anywhere. ``config``: a frozen
+    dataclass of plain values (texts, numbers, booleans, None and tuples of them) that checks itself. None is allowed
+    only as a default, because TOML cannot express it. ``run``: for a transform a function from ``(model, config,
+    pass_inputs)`` to ``(model, report)``, which changes the model in place; for an analysis it returns a report. A
+    report has ``to_table()`` and ``to_json()``. ``also_after``: later stages that the pass may follow. ``also_on``:
+    further stages that the model may have reached when the pass is called.
     """
 
     name: str
@@ -88,10 +88,10 @@ class Pass:
                 raise ModelError(f"pass {self.name}: unknown stage {stage!r}; accepted are {', '.join(STAGES)}")
 
     def configured(self, given: Any = None, **options: Any) -> Any:
-        """Return the configuration of a mapping, of options, of both, or as it is.
+        """Return a configuration from a mapping, from options, from both, or from a configuration.
 
-        ``given`` is not changed. Raises ModelError for an unknown or missing key, with the nearest known one, and what
-        the configuration refuses; DTypeError for other kinds.
+        ``given`` is not changed. Raises ModelError for an unknown or missing key, with the nearest known one, and the
+        errors of the configuration; DTypeError for other types.
         """
         if isinstance(given, self.config):
             return dataclasses.replace(given, **options) if options else given  # type: ignore[type-var]
@@ -113,8 +113,8 @@ class Pass:
         try:
             return self.config(**values)
         except OctavoError as error:
-            told = str(error)
-            raise type(error)(told if told.startswith(self.name) else f"{self.name}: {told}") from None
+            message = str(error)
+            raise type(error)(message if message.startswith(self.name) else f"{self.name}: {message}") from None
 
     def __call__(
         self,
@@ -126,21 +126,21 @@ class Pass:
         inplace: bool = False,
         **options: Any,
     ) -> Any:
-        """Run the pass alone; return (model, report), of an analysis the report.
+        """Run the pass alone; return (model, report), or the report of an analysis.
 
-        ``config`` or ``options``: the configuration. ``inplace=False``: on a copy of the model. Raises ModelError for a
-        model that has reached a stage which the pass may not follow, before work starts.
+        ``config`` or ``options``: the configuration. ``inplace=False``: run on a copy of the model. Raises ModelError,
+        before work starts, for a model that has reached a stage which the pass may not follow.
         """
-        given = self.configured(config, **options)
+        configuration = self.configured(config, **options)
         require_stage(self, model)
         pass_inputs = PassInputs(inputs, calibration)
         if self.stage is None:
-            return self.run(model, given, pass_inputs)
-        return self.run(model if inplace else deep_copy(model), given, pass_inputs)
+            return self.run(model, configuration, pass_inputs)
+        return self.run(model if inplace else deep_copy(model), configuration, pass_inputs)
 
 
 def _frozen(value: Any) -> Any:
-    """Return a value that later changes of what was given do not reach."""
+    """Return a copy with tuples for lists, so that later changes of the original have no effect."""
     if isinstance(value, list | tuple):
         return tuple(map(_frozen, value))
     if isinstance(value, Mapping):
@@ -149,9 +149,9 @@ def _frozen(value: Any) -> Any:
 
 
 def plain_config(config: Any) -> dict[str, Any]:
-    """Return a configuration as plain values, without those that are None."""
-    found = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return {name: _thawed(value) for name, value in found.items() if value is not None}
+    """Return a configuration as plain values, without None."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return {name: _thawed(value) for name, value in values.items() if value is not None}
 
 
 def _thawed(value: Any) -> Any:
@@ -166,7 +166,7 @@ def _thawed(value: Any) -> Any:
 
 
 def reached(model: nn.Module) -> str | None:
-    """Return the stage that a model has reached, as its layers tell: ``pack``, ``quantization`` or None."""
+    """Return the stage that a model has reached, by the classes of its layers: ``pack``, ``quantization`` or None."""
     if not isinstance(model, nn.Module):
         raise DTypeError(f"a pass takes a torch.nn.Module, got {type(model).__name__}")
     kinds = {type(module) for module in model.modules()}
@@ -176,7 +176,7 @@ def reached(model: nn.Module) -> str | None:
 
 
 def require_stage(this: Pass, model: nn.Module) -> None:
-    """Raise ModelError where a model has reached a stage that a pass may not follow."""
+    """Raise ModelError if a model has reached a stage that a pass may not follow."""
     stage = reached(model)
     if _too_late(this, stage, (*this.also_after, *this.also_on)):
         state = "packed" if stage == "pack" else "simulated"
@@ -187,7 +187,7 @@ def require_stage(this: Pass, model: nn.Module) -> None:
 
 
 def require_order(passes: Iterable[Pass]) -> None:
-    """Raise ModelError where a pass follows one of a later stage."""
+    """Raise ModelError if a pass follows a pass of a later stage."""
     before: list[Pass] = []
     for number, this in enumerate(passes, 1):
         wrong = next((other for other in before if _too_late(this, other.stage, this.also_after)), None)
@@ -213,7 +213,7 @@ def _too_late(this: Pass, stage: str | None, allowed: tuple[str, ...]) -> bool:
 
 @checks_arguments
 def register_pass(this: Pass) -> Pass:
-    """Make a pass known by its name, and return it. Raises ModelError for a name that is taken."""
+    """Register a pass under its name, and return it. Raises ModelError for a name that is taken."""
     if this.name in pass_names():
         raise ModelError(f"there is a pass {this.name!r} already; give the new one another name")
     _registered[this.name] = this
@@ -227,7 +227,7 @@ def pass_names() -> list[str]:
 
 @checks_arguments
 def find_pass(name: str) -> Pass:
-    """Return the pass of a name. Raises ModelError for one that is not known, with the nearest one that is."""
+    """Return the pass of a name. Raises ModelError for an unknown name, with the nearest known one."""
     if name in _registered:
         return _registered[name]
     known = pass_names()
@@ -235,6 +235,6 @@ def find_pass(name: str) -> Pass:
         near = difflib.get_close_matches(str(name), known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"accepted are {', '.join(known)}"
         raise ModelError(f"no pass is called {name!r}; {hint}")
-    found = late_binding.late(_PREFIX + name)
-    assert isinstance(found, Pass)  # the package binds nothing else under this prefix
-    return found
+    bound = late_binding.late(_PREFIX + name)
+    assert isinstance(bound, Pass)  # the package binds nothing else under this prefix
+    return bound

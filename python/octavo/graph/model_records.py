@@ -1,4 +1,4 @@
-"""Records of a model itself, without its operators: modules, weights with their formats and bytes, buffers."""
+"""Records of a model without its operators: modules, weights with their formats and bytes, buffers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 @dataclass(frozen=True)
 class ModelRecords:
-    """What a model holds.
+    """The modules and tensors of a model.
 
-    ``tensors``: weights and buffers by name; what several modules share is there once. ``places``: the record of every
-    name in the state dict. ``sites``: what recipes decide about, without values; a text where recipes refuse the model.
+    ``tensors``: weights and buffers by name, shared ones once. ``places``: the name of the record of every entry of the
+    state dict. ``sites``: the tensors that recipes decide about, without values, or an error text if recipes refuse the
+    model.
     """
 
     modules: tuple[ModuleRecord, ...]
@@ -35,7 +36,7 @@ class ModelRecords:
 
 
 def model_records(model: nn.Module) -> ModelRecords:
-    """Read a model's modules and weights. Values are not looked at: the meta device will do."""
+    """Read a model's modules and weights. Values are not read, so a model on the meta device is accepted."""
     sites = _sites(model)
     by_tensor = {id(site.tensor): site for site in sites} if not isinstance(sites, str) else {}
     tensors: dict[str, TensorRecord] = {}
@@ -65,7 +66,7 @@ def model_records(model: nn.Module) -> ModelRecords:
             if full in places:
                 continue
             name = places[full] = names.setdefault(id(buffer), full)
-            counted = packed and inner == "bias"  # an int32 bias is held as a buffer
+            counted = packed and inner == "bias"  # an int32 bias is a buffer
             if counted:
                 own.append(name)
             tensors.setdefault(name, _record(name, "weight" if counted else "buffer", buffer))
@@ -75,8 +76,8 @@ def model_records(model: nn.Module) -> ModelRecords:
                 training=module.training, description=module.extra_repr(),
             )  # fmt: skip
     blocks = _block_paths(model)
-    made = tuple(dataclasses.replace(record, is_block=record.path in blocks) for record in modules.values())
-    return ModelRecords(made, tensors, places, sites if isinstance(sites, str) else _without_values(sites))
+    records = tuple(dataclasses.replace(record, is_block=record.path in blocks) for record in modules.values())
+    return ModelRecords(records, tensors, places, sites if isinstance(sites, str) else _without_values(sites))
 
 
 def _sites(model: nn.Module) -> tuple[Site, ...] | str:
@@ -87,22 +88,22 @@ def _sites(model: nn.Module) -> tuple[Site, ...] | str:
 
 
 def _without_values(sites: tuple[Site, ...]) -> tuple[Site, ...]:
-    """Return the sites with tensors that hold no memory, one for each tensor of the model."""
+    """Return the sites with tensors on the meta device, one for each tensor of the model."""
     empty: dict[int, Tensor] = {}
-    made = []
+    stubs = []
     for site in sites:
         tensor = site.tensor
         if tensor is not None:
             stands = empty.setdefault(id(tensor), torch.empty_like(tensor, device="meta"))
             site = dataclasses.replace(site, tensor=stands)
-        made.append(site)
-    return tuple(made)
+        stubs.append(site)
+    return tuple(stubs)
 
 
 def _packed_weight(
     path: str, layer: PackedLayer, tensors: dict[str, TensorRecord], places: dict[str, str], names: dict[int, str]
 ) -> str:
-    """Record a packed weight as one tensor; its codes, scales, zeros and levels are places of it."""
+    """Record a packed weight as one tensor; the names of its codes, scales, zeros and levels refer to it."""
     packed = layer.packed_weight
     name = names.setdefault(id(layer.weight_codes), join(path, "weight"))
     for part in ("codes", "scales", "zeros", "levels", "bitmap", "starts"):
@@ -133,32 +134,32 @@ def _weight_format(module: nn.Module, role: str) -> str | None:
 
 
 def layer_formats(module: nn.Module) -> dict[str, str]:
-    """Return the format of each tensor of a quantized or packed layer by role; those that are switched off are not."""
+    """Return the format of each tensor of a quantized or packed layer by role, without disabled quantizers."""
     if not isinstance(module, FormatLayer):
         return {}
-    found = {}
+    formats = {}
     for role, quantizer in module.role_quantizers().items():
         if getattr(quantizer, "enabled", True):
             fmt = quantizer.format if isinstance(quantizer, Quantizer) else "int32"
             if str(fmt) not in ("fp32", "int32"):
-                found[role] = str(fmt)
+                formats[role] = str(fmt)
     if isinstance(module, PackedLayer):
-        found["weight"] = str(module.format)
-    return found
+        formats["weight"] = str(module.format)
+    return formats
 
 
 def _block_paths(model: nn.Module) -> set[str]:
-    """Return the modules that the module level shows as nodes.
+    """Return the paths of the modules that are nodes of the module level.
 
-    From the model down: a container is opened, and so is a module that holds a stack (a container whose elements have
-    children of their own); an element of a stack, and any other module, is shown whole.
+    The walk from the model down opens containers, and modules that contain a stack (a container whose elements have
+    children). An element of a stack, and any other module, is one node.
     """
-    found: set[str] = set()
+    paths: set[str] = set()
 
     def visit(path: str, module: nn.Module) -> None:
         children = [(join(path, name), child) for name, child in module.named_children()]
         if not children:
-            found.add(path)
+            paths.add(path)
             return
         stack = _is_stack(module)
         for inner, child in children:
@@ -166,10 +167,10 @@ def _block_paths(model: nn.Module) -> set[str]:
             if opened:
                 visit(inner, child)
             else:
-                found.add(inner)
+                paths.add(inner)
 
     visit("", model)
-    return found
+    return paths
 
 
 def _is_stack(module: nn.Module) -> bool:

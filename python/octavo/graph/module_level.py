@@ -1,4 +1,4 @@
-"""Folds operators by module, and finds blocks that are repeated."""
+"""Groups operators by module, and finds repeated blocks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def module_nodes(
     tensors: Mapping[str, TensorRecord],
     outputs: Iterable[str],
 ) -> tuple[ModuleNode, ...]:
-    """Return the module level: one node for each module that is shown whole, in the order in which they first run.
+    """Return the nodes of the module level, in the order of their first operators.
 
-    Operators of a module that is opened, such as the mask that an encoder makes, stand under its own path. Modules that
-    never run follow those that do.
+    Operators of an opened module itself, such as the attention mask of an encoder, form a node with its path. Modules
+    that never run follow at the end.
     """
     shown = {place for record in modules if record.is_block for place in record.paths}
     records = {place: record for record in modules for place in record.paths}
@@ -31,13 +31,13 @@ def module_nodes(
         for name in node.inputs:
             read[name].add(_shown(node.module_path, shown))
     wanted = set(outputs)
-    made = []
+    level = []
     for path, inside in grouped.items():
         produced = [name for node in inside for name in node.outputs]
         own = set(produced)
         inputs = [name for node in inside for name in node.inputs if name not in own]
         weights = [name for name in inputs if tensors[name].kind == "weight"]
-        made.append(
+        level.append(
             ModuleNode(
                 path,
                 records[path].module_class,
@@ -49,11 +49,11 @@ def module_nodes(
             )
         )
     idle = [record for record in modules if record.is_block and not set(record.paths) & grouped.keys()]
-    return (*made, *(_without_operators(record, modules, tensors) for record in idle))
+    return (*level, *(_without_operators(record, modules, tensors) for record in idle))
 
 
 def _shown(path: str, shown: set[str]) -> str:
-    """Return the shown module that a module is in, or the path itself where it is an opened one."""
+    """Return the node that contains a module, or the path itself for an opened module."""
     part = path
     while part not in shown:
         if not part:
@@ -65,15 +65,15 @@ def _shown(path: str, shown: set[str]) -> str:
 def _without_operators(
     record: ModuleRecord, modules: Sequence[ModuleRecord], tensors: Mapping[str, TensorRecord]
 ) -> ModuleNode:
-    """Return the node of a module whose operators are not known."""
+    """Return the node of a module without known operators."""
     inner = [other for other in modules if _inside(other.path, record.path)]
     weights = tuple(dict.fromkeys(name for other in inner for name in other.weights))
-    told = unread_hash(record, modules, tensors)
-    return ModuleNode(record.path, record.module_class, (), (), (), weights, told)
+    digest = unread_hash(record, modules, tensors)
+    return ModuleNode(record.path, record.module_class, (), (), (), weights, digest)
 
 
 def unread_hash(record: ModuleRecord, modules: Sequence[ModuleRecord], tensors: Mapping[str, TensorRecord]) -> str:
-    """Return a hash of a module whose operators are not known: of classes, descriptions, formats and shapes."""
+    """Return a hash of a module without known operators: of classes, descriptions, formats and shapes."""
     return _digest(
         [
             (
@@ -92,12 +92,12 @@ def _inside(path: str, outer: str) -> bool:
 
 
 def structural_hash(path: str, nodes: Sequence[Node], tensors: Mapping[str, TensorRecord]) -> str:
-    """Return a hash of operators that is equal where they are equal up to the identity of weights and inputs.
+    """Return a hash of operators that is equal for operators that differ only in the identity of weights and inputs.
 
-    What comes from outside is numbered in the order in which it is first read, and told by shape, dtype and format.
+    Tensors are numbered in the order of their first use, and identified by kind, shape, dtype and format.
     """
     known: dict[str, int] = {}
-    told: list[Any] = []
+    facts: list[Any] = []
 
     def tensor(name: str) -> tuple[Any, ...]:
         first = name not in known
@@ -114,20 +114,20 @@ def structural_hash(path: str, nodes: Sequence[Node], tensors: Mapping[str, Tens
         return [argument(item) for item in value] if isinstance(value, tuple | list) else plain(value)
 
     for node in nodes:
-        given = [(name, argument(value)) for name, value in node.arguments.items()]
+        arguments = [(name, argument(value)) for name, value in node.arguments.items()]
         inner = node.module_path.removeprefix(path)
-        told.append(
-            (node.op, inner, node.module_class if inner else "", given, [tensor(name) for name in node.outputs])
+        facts.append(
+            (node.op, inner, node.module_class if inner else "", arguments, [tensor(name) for name in node.outputs])
         )
-    return _digest(told)
+    return _digest(facts)
 
 
-def _digest(told: object) -> str:
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+def _digest(facts: object) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def repeated_blocks(nodes: Sequence[ModuleNode]) -> tuple[Block, ...]:
-    """Return the module nodes that are equal, grouped, each group once, in order; single ones with a count of 1."""
+    """Return the equal module nodes as blocks, in order; a node without equals is a block with a count of 1."""
     groups: dict[tuple[str, str], list[ModuleNode]] = {}
     for node in nodes:
         groups.setdefault((node.module_class, node.hash), []).append(node)

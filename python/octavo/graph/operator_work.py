@@ -33,7 +33,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Work:
-    """What an operator computes: products, and elementwise operations."""
+    """The work of an operator: products, and elementwise operations."""
 
     products: tuple[Product, ...] = ()
     elementwise: Size = 0
@@ -48,7 +48,7 @@ Rule = Callable[[Node, Tensors], Work | None]
 
 
 def work_of(node: Node, tensors: Tensors) -> Work | None:
-    """Return the work of an operator; None where it is not known."""
+    """Return the work of an operator; None if unknown."""
     if rule := _RULES.get(node.op) or _RULES.get(node.op.removesuffix("_")):
         return rule(node, tensors)
     if is_view(node, tensors):
@@ -57,14 +57,14 @@ def work_of(node: Node, tensors: Tensors) -> Work | None:
 
 
 def is_view(node: Node, tensors: Tensors) -> bool:
-    """Whether an operator only looks at memory in another way: all that it returns is part of what it was given."""
+    """Whether an operator is a view: all its results share the memory of an argument."""
     writes = node.op.endswith("_") and not node.op.endswith("__") and node.op != "aten.detach_"
     return bool(node.outputs) and not writes and all(tensors[name].alias_of is not None for name in node.outputs)
 
 
 @lru_cache(maxsize=4096)
 def is_pointwise(op: str) -> bool:
-    """Whether torch calls an operator pointwise; one that works in place is what its functional form is."""
+    """Whether torch tags an operator as pointwise; an in-place operator counts as its functional form."""
     namespace, _, name = op.partition(".")
     for candidate in (name, name.removesuffix("_")):
         packet = getattr(getattr(torch.ops, namespace, None), candidate, None)
@@ -122,7 +122,7 @@ def _attention(node: Node, tensors: Tensors) -> Work | None:
 
 
 def _einsum(node: Node, tensors: Tensors) -> Work | None:
-    """Two operands: the sizes of all letters multiplied. More of them may be summed in any order: not known."""
+    """For two operands the product of the sizes of all letters. More operands have no fixed order of sums: unknown."""
     operands = [ref.name for ref in refs(node.arguments.get("tensors"))]
     text = node.arguments.get("equation")
     if len(operands) != 2 or not isinstance(text, str) or "." in text:
@@ -175,14 +175,14 @@ _SOFTMAX = 5  # largest, difference, exp, sum, quotient
 
 
 def _each(argument: str, operations: int, *, affine: int = 0) -> Rule:
-    """Rule of so many operations for each element of an argument, and one more for each weight and bias given."""
+    """Rule of ``operations`` for each element of an argument, plus one for each weight and bias with ``affine``."""
 
     def rule(node: Node, tensors: Tensors) -> Work | None:
         name = node.named(argument)
         if name is None:
             return None
-        given = sum(isinstance(node.arguments.get(key), Ref) for key in ("weight", "bias")) if affine else 0
-        return Work(elementwise=tensors[name].elements * (operations + given))
+        extra = sum(isinstance(node.arguments.get(key), Ref) for key in ("weight", "bias")) if affine else 0
+        return Work(elementwise=tensors[name].elements * (operations + extra))
 
     return rule
 
@@ -192,7 +192,7 @@ def _batch_norm(node: Node, tensors: Tensors) -> Work | None:
 
 
 def _dropout(node: Node, tensors: Tensors) -> Work | None:
-    """In training a mask and a scale; in evaluation it returns what it is given."""
+    """In training mode a mask and a scale; in evaluation mode the identity."""
     works = node.arguments.get("train", True) and node.arguments.get("p") != 0
     return Work(elementwise=2 * _elements(node.outputs, tensors) if works else 0)
 

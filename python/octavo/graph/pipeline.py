@@ -1,4 +1,4 @@
-"""Pipelines: passes in order, written as TOML or JSON, replayed to the same bytes."""
+"""Pipelines: ordered passes, serialised as TOML or JSON, that can be replayed to the same bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Step:
 
     @classmethod
     def of(cls, given: Any) -> Step:
-        """Return a step: one, the name of a pass, a pair of name and configuration, or ``{"pass": name, **config}``."""
+        """Return a step from a step, a name, a pair of name and configuration, or ``{"pass": name, **config}``."""
         if isinstance(given, Step):
             return given
         if isinstance(given, Mapping):
@@ -45,8 +45,8 @@ class Step:
                 f"a step of a pipeline is {shown(given)}; accepted are the name of a pass, (name, configuration) and "
                 "{'pass': name, ...}"
             )
-        found = find_pass(name)
-        return cls(found, found.configured(config))
+        pass_ = find_pass(name)
+        return cls(pass_, pass_.configured(config))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values: the name under ``pass``, and every option that is not None."""
@@ -55,10 +55,10 @@ class Step:
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """What a pipeline made: the model, a (name, report) for each pass, and the pipeline with measured choices settled.
+    """The result of a pipeline: the model, a (name, report) for each pass, and the pipeline with explicit choices.
 
-    ``pipeline`` replays to the same model on every machine: where a pass measured, it has what was chosen. ``inputs``:
-    of the model that was made, which differ from those given where a part was extracted.
+    ``pipeline`` replays to the same model on every machine, because choices that a pass made by measurement are in its
+    configurations. ``inputs``: inputs of the resulting model, which is a part of the original after an extraction.
     """
 
     model: nn.Module
@@ -85,10 +85,10 @@ class PipelineResult:
 
 
 class Pipeline:
-    """Passes in the order in which they run, each with its configuration: a value, without a model.
+    """Passes in execution order, each with its configuration. An immutable value without a model.
 
     ``Pipeline(["remove_dropout", ("quantize", {"recipe": "int8"}), "pack"])``, ``Pipeline.from_toml(text_or_path)``.
-    What is given is not changed. Raises ModelError for an unknown pass or key, and for an order that is not that of
+    Arguments are not changed. Raises ModelError for an unknown pass or key, and for an order that contradicts
     :data:`octavo.graph.STAGES`.
     """
 
@@ -102,9 +102,9 @@ class Pipeline:
             raise ModelError(
                 f"a pipeline is a list of passes, got {shown(steps)}; a file is read by Pipeline.from_toml"
             )
-        given = tuple(map(Step.of, steps))
-        require_order(step.run for step in given)
-        object.__setattr__(self, "steps", given)
+        parsed = tuple(map(Step.of, steps))
+        require_order(step.run for step in parsed)
+        object.__setattr__(self, "steps", parsed)
 
     @checks_arguments
     def run(
@@ -117,10 +117,10 @@ class Pipeline:
     ) -> PipelineResult:
         """Run the passes on a model, in order.
 
-        ``inputs``: of the model, for passes that follow its operators or measure. ``calibration``: batches for passes
-        that choose scales. ``inplace=False``: on a deep copy; the model is not changed, whatever happens. The same
-        pipeline on the same model gives the same bytes; an empty one changes no bit. Raises ModelError, before work
-        starts, for a model that has reached a later stage than a pass may follow, and what the passes raise.
+        ``inputs``: inputs of the model, for passes that use its operators or measure. ``calibration``: batches for
+        passes that choose scales. ``inplace=False``: run on a deep copy, and never change the model. The same pipeline
+        on the same model gives the same bytes; an empty pipeline changes no bit. Raises ModelError, before work starts,
+        for a model that has reached a later stage than a pass may follow, and the errors of the passes.
         """
         for step in self.steps:
             require_stage(step.run, model)
@@ -168,7 +168,7 @@ class Pipeline:
     @classmethod
     @checks_arguments
     def from_toml(cls, given: str | os.PathLike[str]) -> Pipeline:
-        """Read TOML, a text or the path of a file: one ``[[passes]]`` table a pass."""
+        """Read TOML, a text or the path of a file: one ``[[passes]]`` table per pass."""
         return cls.from_dict(read_toml(_text(given), "pipeline", "passes", error=ModelError))
 
     def as_dict(self) -> dict[str, Any]:
@@ -214,5 +214,5 @@ class Pipeline:
         return Pipeline, (self.steps,)
 
 
-def _text(given: str | os.PathLike[str]) -> str:
-    return read_text(given, _MOST, error=ModelError) if isinstance(given, os.PathLike) else given
+def _text(source: str | os.PathLike[str]) -> str:
+    return read_text(source, _MOST, error=ModelError) if isinstance(source, os.PathLike) else source

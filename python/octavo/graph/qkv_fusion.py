@@ -1,4 +1,4 @@
-"""Queries, keys and values of attention computed as one product, where that is faster on this machine."""
+"""Fusion of the query, key and value projections of attention into one product, where that is faster."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from octavo.storage.arguments import checks_arguments
 
 _ATTENTION = ("scaled_dot_product", "softmax")
 _ROUNDS, _FEWEST, _SECONDS = 41, 5, 0.3
-"""Pairs of calls that are timed, the fewest, and the time after which no further pair begins."""
+"""Most and fewest timed pairs of calls, and the seconds after which no further pair begins."""
 
 
 @dataclass(frozen=True)
 class FuseQkvConfig:
-    """``groups``: layers to be joined, ``"path.of.attention:query,key,value"``; None: found and measured."""
+    """``groups``: layers to join, ``"path.of.attention:query,key,value"``; None: chosen by measurement."""
 
     groups: tuple[str, ...] | None = None
 
@@ -48,16 +48,16 @@ class FuseQkvConfig:
 def fuse_qkv(
     model: nn.Module, inputs: Any = None, *, groups: tuple[str, ...] | None = None, inplace: bool = False
 ) -> tuple[nn.Module, TransformReport]:
-    """Return the model with queries, keys and values of each attention computed as one product, where that is faster.
+    """Return the model with query, key and value projections of each attention joined, where that is faster.
 
-    Groups: two or more ``nn.Linear`` of a module that computes attention, which read the same tensor and have the same
-    dtype and bias or none. Each kind of group is timed on what the model gives it for ``inputs``, layer after layer
-    and joined by turns; the report has both medians, and only what is faster joined is kept. ``groups``: those to be
-    joined, without a measurement or inputs; the report's ``settled`` configuration has them. State-dict names and
-    values stay, and the model saves and loads as before; quantizing, packing and training use the layers singly.
+    A group is two or more ``nn.Linear`` of a module that computes attention; they read the same tensor, have the same
+    dtype, and all or none have a bias. Each kind of group is timed on its activations for ``inputs``, separate and
+    joined layers in turn. The report has both medians; only groups that are faster joined are joined. ``groups``: join
+    these groups without a measurement or inputs; the report's ``settled`` configuration has them. State-dict names and
+    values do not change, and the model saves and loads as before. Quantization, packing and training use the separate
+    layers.
 
-    Raises ModelError for inputs that are missing, groups that cannot be joined, and where ``torch.export`` refuses the
-    model.
+    Raises ModelError for missing inputs, for groups that cannot be joined, and if ``torch.export`` refuses the model.
     """
     config = FuseQkvConfig(groups)
     model = model if inplace else deep_copy(model)
@@ -75,21 +75,18 @@ def fuse_qkv(
     return _measured(model, inputs)
 
 
-_COLUMNS = ("module", "layers", ">µs apart", ">µs joined", "what")
-
-
 @torch.no_grad()
 def _measured(model: nn.Module, inputs: Any) -> tuple[nn.Module, TransformReport]:
     graph = capture(model, inputs)
     graph.require_operators("finding queries, keys and values")
-    found = candidates(model, graph)
-    given = _inputs_of(model, [f"{path}.{names[0]}" if path else names[0] for path, names in found], inputs)
+    groups = candidates(model, graph)
+    layer_inputs = _inputs_of(model, [f"{path}.{names[0]}" if path else names[0] for path, names in groups], inputs)
     times: dict[Any, tuple[float, float]] = {}
     rows: list[tuple[str, str, float | None, float | None, str]] = []
-    kept: dict[str, tuple[str, ...]] = {}
-    for path, names in found:
+    faster: dict[str, tuple[str, ...]] = {}
+    for path, names in groups:
         layers = [_layer(model, path, name) for name in names]
-        x = given.get(f"{path}.{names[0]}" if path else names[0])
+        x = layer_inputs.get(f"{path}.{names[0]}" if path else names[0])
         if x is None:
             rows.append((path, ",".join(names), None, None, "stays: the model did not run it"))
             continue
@@ -99,28 +96,28 @@ def _measured(model: nn.Module, inputs: Any) -> tuple[nn.Module, TransformReport
             times[key] = _by_turns(partial(_each, layers, x), partial(_each, joined, x))
         apart, together = times[key]
         if together < apart:
-            kept[path] = names
+            faster[path] = names
         rows.append((path, ",".join(names), apart, together, "joined" if together < apart else "stays: not faster"))
-    if kept:
-        whole = _model_times(model, kept, inputs)
+    if faster:
+        whole = _model_times(model, faster, inputs)
         if whole[1] >= whole[0]:
-            kept = {}
+            faster = {}
             rows = [(*row[:4], "stays: the model is not faster" if row[4] == "joined" else row[4]) for row in rows]
-        rows.append(("(the model)", "", *whole, "joined" if kept else "stays"))
-    for path, names in kept.items():
+        rows.append(("(the model)", "", *whole, "joined" if faster else "stays"))
+    for path, names in faster.items():
         _join(model, path, names)
-    settled = FuseQkvConfig(tuple(f"{path}:{','.join(names)}" for path, names in kept.items()))
+    settled = FuseQkvConfig(tuple(f"{path}:{','.join(names)}" for path, names in faster.items()))
     return model, TransformReport(_COLUMNS, tuple(rows), settled)
 
 
 def _model_times(model: nn.Module, groups: Mapping[str, tuple[str, ...]], inputs: Any) -> tuple[float, float]:
-    """Return the median seconds of a model in evaluation, as it is and with layers joined, by turns."""
+    """Return the median seconds of a model in evaluation mode, with separate and with joined layers, in turn."""
     with in_mode(model, False):
         before = {(path, name): _layer(model, path, name) for path, names in groups.items() for name in names}
         after: dict[tuple[str, str], nn.Linear] = {}
         for path, names in groups.items():
-            made = join_layers([copy.deepcopy(before[path, name]) for name in names])
-            after.update({(path, name): layer for name, layer in zip(names, made, strict=True)})
+            joined = join_layers([copy.deepcopy(before[path, name]) for name in names])
+            after.update({(path, name): layer for name, layer in zip(names, joined, strict=True)})
 
         def run(layers: Mapping[tuple[str, str], nn.Linear]) -> None:
             for (path, name), layer in layers.items():
@@ -138,7 +135,7 @@ _COLUMNS = ("module", "layers", ">s apart", ">s joined", "what")
 
 
 def candidates(model: nn.Module, graph: Graph) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the groups of layers that could be joined: the path of their module, and their names in it."""
+    """Return the groups of layers that can be joined: the path of their module, and their names in it."""
     by_parent: dict[str, list[Node]] = defaultdict(list)
     attends = set()
     calls: dict[str, int] = defaultdict(int)
@@ -148,7 +145,7 @@ def candidates(model: nn.Module, graph: Graph) -> list[tuple[str, tuple[str, ...
         if node.op == "aten.linear":
             by_parent[node.module_path.rpartition(".")[0]].append(node)
             calls[node.module_path] += 1
-    found = []
+    fusable: list[tuple[str, tuple[str, ...]]] = []
     for parent, nodes in by_parent.items():
         if parent not in attends:
             continue
@@ -158,12 +155,12 @@ def candidates(model: nn.Module, graph: Graph) -> list[tuple[str, tuple[str, ...
             if type(layer) is nn.Linear and calls[node.module_path] == 1 and not _refused(model, layer):
                 key = (node.named("input"), layer.weight.dtype, layer.weight.device, layer.bias is not None)
                 groups[key].append(node.module_path.rpartition(".")[2])
-        found += [(parent, tuple(names)) for names in groups.values() if len(names) > 1]
-    return found
+        fusable += [(parent, tuple(names)) for names in groups.values() if len(names) > 1]
+    return fusable
 
 
 def _refused(model: nn.Module, layer: nn.Linear) -> str | None:
-    """Return why a layer cannot be joined to others, None where it can."""
+    """Return why a layer cannot be joined to others, or None."""
     if "weight" not in layer._parameters or layer._forward_hooks or layer._forward_pre_hooks:
         return "its weight is computed, or it has hooks"
     own = {id(p) for p in layer._parameters.values() if p is not None}
@@ -183,21 +180,21 @@ def _layer(model: nn.Module, path: str, name: str) -> nn.Linear:
 
 
 def _join(model: nn.Module, path: str, names: tuple[str, ...]) -> None:
-    """Put joined layers in the places of separate ones. Raises ModelError, and changes nothing then."""
+    """Replace separate layers by joined ones. Raises ModelError without changing the model."""
     layers = [_layer(model, path, name) for name in names]
     kinds = {(x.in_features, x.weight.dtype, x.weight.device, x.bias is None) for x in layers}
     if len(kinds) > 1:
         raise ModelError(f"fuse_qkv: {path}: {', '.join(names)} differ in inputs, dtype, device or bias")
     for name, layer in zip(names, layers, strict=True):
-        if told := _refused(model, layer):
-            raise ModelError(f"fuse_qkv: {path}.{name} cannot be joined: {told}")
+        if reason := _refused(model, layer):
+            raise ModelError(f"fuse_qkv: {path}.{name} cannot be joined: {reason}")
     parent = model.get_submodule(path)
-    for name, made in zip(names, join_layers(layers), strict=True):
-        setattr(parent, name, made)
+    for name, replacement in zip(names, join_layers(layers), strict=True):
+        setattr(parent, name, replacement)
 
 
 def _inputs_of(model: nn.Module, paths: list[str], inputs: Any) -> dict[str, Tensor]:
-    """Return what layers get when the model runs once in evaluation."""
+    """Return the inputs of layers when the model runs once in evaluation mode."""
     seen: dict[str, Tensor] = {}
 
     def watch(path: str) -> Callable[..., None]:
@@ -223,7 +220,7 @@ def _each(layers: Sequence[nn.Module], x: Tensor) -> None:
 
 
 def _by_turns(first: Callable[[], None], second: Callable[[], None]) -> tuple[float, float]:
-    """Return the median seconds of two calls, made by turns so that a busy machine slows both alike."""
+    """Return the median seconds of two calls, in turn, so that a busy machine slows both equally."""
     seconds: tuple[list[float], list[float]] = ([], [])
     began = time.perf_counter()
     for number in range(_ROUNDS):

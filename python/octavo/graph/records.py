@@ -1,4 +1,4 @@
-"""What a captured graph is made of: typed, immutable records of tensors, operators and modules."""
+"""Typed, immutable records of the tensors, operators and modules of a captured graph."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Ref:
 class TensorRecord:
     """One tensor of a graph.
 
-    ``name``: of a weight or buffer its name in the state dict. ``kind``: ``input``, ``weight``, ``buffer``,
-    ``constant`` or ``activation``. ``format``: of its values, None where they are those of ``dtype``. ``alias_of``: the
-    tensor whose storage it shares. ``nbytes``: of a weight, in its format on disk; scales and padding included.
-    ``is_packed``: whether the model holds it as codes.
+    ``name``: for a weight or buffer its name in the state dict. ``kind``: ``input``, ``weight``, ``buffer``,
+    ``constant`` or ``activation``. ``format``: format of its values, None for values of ``dtype``. ``alias_of``: the
+    tensor whose storage it shares. ``nbytes``: bytes of a weight in its format on disk, with scales and padding.
+    ``is_packed``: whether the model stores it as codes.
     """
 
     name: str
@@ -58,12 +58,12 @@ class TensorRecord:
 
     @checks_arguments
     def shape_at(self, **sizes: int) -> tuple[int, ...]:
-        """Return the shape at given sizes, such as ``batch=8, sequence=128``. Raises ModelError for one that lacks."""
+        """Return the shape at sizes such as ``batch=8, sequence=128``. Raises ModelError for a missing size."""
         return tuple(at(size, sizes) for size in self.shape)
 
     @property
     def bytes_in_memory(self) -> Size:
-        """Bytes of the tensor as the model holds it: of a packed weight its codes and scales, of others by dtype."""
+        """Bytes of the tensor in memory: codes and scales of a packed weight, otherwise elements of ``dtype``."""
         return self.nbytes if self.is_packed else self.elements * self.dtype.itemsize
 
     def as_dict(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Node:
 
     ``op``: its name, such as ``aten.linear`` or ``octavo.packed_linear``. ``module_path``, ``module_class``: the
     innermost module whose forward called it. ``arguments``: by the names of the operator's schema; tensors as
-    :class:`Ref`. ``stack``: the lines of source that led to it, ``FILE:LINE in FUNCTION``, innermost first.
+    :class:`Ref`. ``stack``: source lines of the call, ``FILE:LINE in FUNCTION``, innermost first.
     """
 
     id: str
@@ -99,14 +99,14 @@ class Node:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the tensors that it reads, each once, in order."""
+        """Names of the tensors that the operator reads, each once, in order."""
         return tuple(dict.fromkeys(ref.name for ref in refs(tuple(self.arguments.values()))))
 
     @checks_arguments
     def named(self, argument: str) -> str | None:
-        """Return the name of the tensor that an argument is; None where it is none."""
-        given = self.arguments.get(argument)
-        return given.name if isinstance(given, Ref) else None
+        """Return the name of the tensor of an argument; None if the argument is no tensor."""
+        value = self.arguments.get(argument)
+        return value.name if isinstance(value, Ref) else None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -126,9 +126,9 @@ class Node:
 class ModuleRecord:
     """One module of the model.
 
-    ``paths``: all of its places, the first that of ``named_modules()``. ``weights``: names of its own weights, not
-    those of its children. ``formats``: by role, of a layer that is quantized or packed. ``is_block``: whether the
-    module level shows it as one node.
+    ``paths``: all paths of the module, first that of ``named_modules()``. ``weights``: names of its own weights,
+    without those of its children. ``formats``: formats by role of a quantized or packed layer. ``is_block``: whether it
+    is one node of the module level.
     """
 
     path: str
@@ -145,8 +145,8 @@ class ModuleRecord:
 class ModuleNode:
     """A module and the operators inside it: a node of the module level.
 
-    ``nodes``: ids of its operators, in order. ``inputs``, ``outputs``: tensors that come from outside and that are read
-    outside. ``hash``: equal for modules whose operators are the same but for the identity of their weights.
+    ``nodes``: ids of its operators, in order. ``inputs``: tensors from outside. ``outputs``: tensors that are read
+    outside. ``hash``: equal for modules whose operators differ only in the identity of their weights.
     """
 
     module_path: str
@@ -177,7 +177,7 @@ class ModuleNode:
 
 @dataclass(frozen=True)
 class Block:
-    """Modules that are equal but for the identity of their weights: drawn once, with ``count``."""
+    """Modules that differ only in the identity of their weights, shown once with a ``count``."""
 
     module_class: str
     paths: tuple[str, ...]
@@ -186,7 +186,7 @@ class Block:
 
     @property
     def count(self) -> int:
-        """How often the block is there."""
+        """Number of modules."""
         return len(self.paths)
 
 
@@ -200,7 +200,7 @@ def refs(value: Any) -> Iterator[Ref]:
 
 
 def at(value: Size, sizes: Mapping[str, int]) -> Any:
-    """Return a symbolic value as a number, at given sizes; a number as it is.
+    """Return the number of a symbolic value at ``sizes``; a number is returned unchanged.
 
     Raises ModelError naming a symbol that has no size.
     """
@@ -212,12 +212,12 @@ def at(value: Size, sizes: Mapping[str, int]) -> Any:
         raise ModelError(f"the size {missing[0]!r} is not given; give {', '.join(f'{name}=...' for name in missing)}")
     import sympy
 
-    found = value.xreplace({symbol: sympy.Integer(sizes[str(symbol)]) for symbol in symbols}).doit()
-    return int(found) if found.is_Integer else float(found)
+    number = value.xreplace({symbol: sympy.Integer(sizes[str(symbol)]) for symbol in symbols}).doit()
+    return int(number) if number.is_Integer else float(number)
 
 
 def plain(value: Any) -> Any:
-    """Return a value for JSON: numbers, texts and lists as they are, all else as text."""
+    """Return a value for JSON: numbers, texts and lists unchanged, all other values as text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

@@ -18,14 +18,14 @@ _FACTS = ("low", "high", "mean", "deviation")
 
 
 def software_of(graph: GraphContent, model: nn.Module, batches: Iterable[Any] = ()) -> Mapping[str, Mapping[str, Any]]:
-    """Return by node what its tensors hold, as :meth:`octavo.graph.Graph.software` documents it."""
+    """Return the statistics and calibration of each node, as :meth:`octavo.graph.Graph.software` documents them."""
     graph.require_operators("the software view")
-    held = {path for path, _ in model.named_modules(remove_duplicate=False)}
-    if lost := next((record.path for record in graph.modules if record.path not in held), None):
+    paths = {path for path, _ in model.named_modules(remove_duplicate=False)}
+    if lost := next((record.path for record in graph.modules if record.path not in paths), None):
         raise ModelError(f"software: the graph is of another model: {type(model).__name__} has no module {lost!r}")
     statistics = {row["tensor"]: row for row in tensor_statistics(model, batches).to_rows()}
     shares = {row["weight"]: row["share"] for row in sparsity(model).to_rows()}
-    last = {node.module_path: node.id for node in graph.nodes}  # makes what its module gives
+    last = {node.module_path: node.id for node in graph.nodes}  # computes the output of its module
     layers = dict(model.named_modules(remove_duplicate=False))
     view = {}
     for node in graph.nodes:
@@ -41,18 +41,18 @@ def software_of(graph: GraphContent, model: nn.Module, batches: Iterable[Any] = 
 
 
 def _tensor(row: Mapping[str, Any] | None, share: float | None) -> dict[str, Any]:
-    """Return what is known of a tensor; None for what is not."""
+    """Return statistics and sparsity of a tensor, None where unknown."""
     return {"statistics": None if row is None else {fact: row[fact] for fact in _FACTS}, "sparsity": share}
 
 
 def _calibration(layer: nn.Module) -> dict[str, Any]:
-    """Return by role the format of a layer's tensors, how scales are chosen, and between which they lie if fixed."""
-    found = {}
+    """Return by role the format of a layer's tensors, whether scales are static, and the range of static scales."""
+    formats = {}
     for role, quantizer in layer.role_quantizers().items() if isinstance(layer, FormatLayer) else ():
         if isinstance(quantizer, Quantizer):
             ends = _ends(quantizer.scales)
-            found[role] = {"format": str(quantizer.spec), "static": quantizer.is_static, "scales": ends}
-    return found
+            formats[role] = {"format": str(quantizer.spec), "static": quantizer.is_static, "scales": ends}
+    return formats
 
 
 def _ends(scales: Tensor | None) -> tuple[float, float] | None:

@@ -10,45 +10,45 @@ from torch import Tensor
 from octavo.errors import NonFiniteError
 from octavo.tensors.fixed_order import ordered_sum
 
-# Magnitudes are counted by the upper bits of their float32: the exponent and ten bits of the mantissa, so that a bin is
-# a thousandth of its values wide. The histogram holds the 16 binades below the largest magnitude.
+# Magnitudes are binned by the upper bits of their float32: the exponent and ten bits of the mantissa. A bin is about a
+# thousandth of its values wide. The histogram covers the 16 binades below the largest magnitude.
 _DROPPED = 13
 _PER_BINADE = 1 << (23 - _DROPPED)
 _BINS = 16 * _PER_BINADE
-# Elements that are counted at once: as many as there are bins, and few enough that torch works on them in one thread,
-# which does not wait for others on a busy machine (measured: up to ten times).
+# Elements per step: as many as there are bins, and few enough that torch uses one thread, which does not wait for
+# others on a busy machine (measured: up to ten times faster).
 _CHUNK = 1 << 15
 
 
 class Statistics:
-    """Minimum, maximum and histogram of every finite number that was added.
+    """Streamed minimum, maximum and histogram of finite numbers.
 
-    The same for the same numbers in any order and any batches. Stated error: a value in the histogram stands for those
-    within a relative 2^-10 of it; magnitudes below 2^-15 of the largest binade's count as zero. ``low``, ``high``:
-    exact. ``count``: of all numbers. Takes 260 kB.
+    The result does not depend on the order of numbers or batches. Error bound: a value in the histogram represents
+    numbers within a relative 2^-10 of it; magnitudes below 2^-15 of the largest binade count as zero. ``low``,
+    ``high``: exact. ``count``: number of values. Uses 260 kB.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Begin empty."""
         self.low, self.high, self.count = float("inf"), float("-inf"), 0
         self._base = 0  # the bits, shifted, of the lowest bin
         self._counts = torch.zeros(2, _BINS, dtype=torch.int64)  # of positive and of negative numbers
 
     @property
     def largest(self) -> float:
-        """The largest magnitude; 0 before anything was added."""
+        """The largest magnitude; 0 without numbers."""
         return max(self.high, -self.low) if self.count else 0.0
 
-    def add(self, x: Tensor, what: str = "x") -> None:
-        """Count the elements of a float tensor. Raises NonFiniteError naming ``what``."""
+    def add(self, x: Tensor, label: str = "x") -> None:
+        """Add the elements of a float tensor. Raises NonFiniteError naming ``label``."""
         if not x.numel():
             return
         parts = x.detach().to("cpu", torch.float32).flatten().split(_CHUNK)
         ends = [torch.aminmax(part) for part in parts]
         low, high = float(torch.stack([e.min for e in ends]).min()), float(torch.stack([e.max for e in ends]).max())
         if not (abs(low) < float("inf") and abs(high) < float("inf")):  # NaN is in both ends
-            found = "NaN" if low != low else "infinity"
-            raise NonFiniteError(f"{what}: {found} among {x.numel():,} activations; calibration takes finite values")
+            problem = "NaN" if low != low else "infinity"
+            raise NonFiniteError(f"{label}: {problem} among {x.numel():,} activations; calibration takes finite values")
         self.low, self.high, self.count = min(self.low, low), max(self.high, high), self.count + x.numel()
         self._make_room()
         for part in parts:
@@ -57,7 +57,7 @@ class Statistics:
             self._counts.view(-1).add_(torch.bincount(bins, minlength=2 * _BINS))
 
     def _make_room(self) -> None:
-        """Move the window up to the largest magnitude's binade; what falls out below counts as zero."""
+        """Move the window up to the largest magnitude's binade; values that fall below it count as zero."""
         bits = int(torch.tensor(self.largest).view(torch.int32)) >> 23
         base = max(bits - _BINS // _PER_BINADE + 1, 0) * _PER_BINADE
         shift = base - self._base
@@ -69,7 +69,7 @@ class Statistics:
             self._counts, self._base = moved, base
 
     def histogram(self) -> tuple[Tensor, Tensor]:
-        """Return values, float32 and ascending, and how often each was seen, int64."""
+        """Return values, float32 and ascending, and their counts, int64."""
         bits = (torch.arange(_BINS) + self._base << _DROPPED) + (1 << (_DROPPED - 1))  # the middle of each bin
         middles = bits.to(torch.int32).view(torch.float32).clone()
         middles[0] = 0.0
@@ -79,18 +79,18 @@ class Statistics:
         return values[seen], counts[seen]
 
     def mean(self) -> float:
-        """Return the mean, to the stated error of the histogram; 0 before anything was added."""
+        """Return the mean, within the error bound of the histogram; 0 without numbers."""
         values, counts = self.histogram()
         return float(ordered_sum(values.double() * counts)) / max(self.count, 1)
 
     def deviation(self) -> float:
-        """Return the standard deviation of all numbers, to the stated error of the histogram."""
+        """Return the standard deviation, within the error bound of the histogram."""
         values, counts = self.histogram()
         centred = values.double() - self.mean()
         return math.sqrt(float(ordered_sum(centred * centred * counts)) / max(self.count, 1))
 
     def quantile(self, share: float) -> float:
-        """Return the least value that a share of all numbers, 0 to 1, lies at or below, to the stated error."""
+        """Return the least value at or below which a share of all numbers lies, within the error bound."""
         values, counts = self.histogram()
         if not len(values):
             return 0.0
@@ -99,6 +99,6 @@ class Statistics:
         return float(values[min(place, len(values) - 1)])
 
     def zeros(self) -> int:
-        """Return how many numbers count as zero: those that are, and magnitudes below the histogram."""
+        """Return the count of zeros, including magnitudes below the histogram."""
         values, counts = self.histogram()
         return int(counts[values == 0].sum())

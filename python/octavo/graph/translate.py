@@ -1,4 +1,4 @@
-"""Turns an exported program into nodes and tensor records."""
+"""Translation of an exported program into nodes and tensor records."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.graph.exporting import Given
+from octavo.graph.exporting import FlatInputs
 from octavo.graph.model_records import ModelRecords
 from octavo.graph.records import Node, Ref, TensorRecord, refs
 
-_ROOT = "model"  # the place of the model inside what is exported
+_ROOT = "model"  # the attribute of the exported wrapper that has the model
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\w+)')
 _ROUNDING = ("octavo.quantize", "octavo.quantize_plain")
-# Higher-order operators whose one body runs once: their operators stand in their place.
+# Higher-order operators with one body that runs once; they are replaced by the operators of the body.
 _BODIES = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "hints_wrapper", "strict_mode", "invoke_subgraph")
 
 
@@ -28,16 +28,16 @@ class Translation:
     ``nodes``; ``tensors``: inputs, constants and activations; ``inputs`` and ``outputs``: names of tensors.
     """
 
-    def __init__(self, program: Any, given: Given, model: ModelRecords) -> None:
+    def __init__(self, program: Any, flat: FlatInputs, model: ModelRecords) -> None:
         """Translate ``program``."""
         self.nodes: list[Node] = []
         self.tensors: dict[str, TensorRecord] = {}
         self.inputs: list[str] = []
         self.outputs: list[str] = []
-        self._model, self._given = model, given
+        self._model, self._flat = model, flat
         self._values: dict[Any, Any] = {}
         self._storages: dict[int, str] = {}
-        self._held: list[Any] = []  # storages stay alive, so that their addresses are their identities
+        self._live_storages: list[Any] = []  # storages stay alive, so that their addresses are their identities
         self._symbols: dict[Any, Any] = {}
         self._classes = {place: record.module_class for record in model.modules for place in record.paths}
         self._first = {place: record.path for record in model.modules for place in record.paths}
@@ -55,10 +55,10 @@ class Translation:
     def _placeholders(self, program: Any) -> None:
         kinds = {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
         placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-        given = iter(zip(self._given.names, self._given.symbols, strict=True))
+        inputs = iter(zip(self._flat.names, self._flat.symbols, strict=True))
         for node in placeholders:  # symbols have their names before any size is read
             if kinds[node.name].kind.name == "USER_INPUT" and isinstance(node.meta.get("val"), Tensor):
-                name, symbols = next(given)
+                name, symbols = next(inputs)
                 self._name_symbols(node.meta["val"].shape, symbols)
                 self._values[node] = name
         for node in placeholders:
@@ -69,11 +69,11 @@ class Translation:
                 name = self._add(self._values[node], "input", value)
                 self.inputs.append(name)
             else:
-                name = self._held_tensor(str(spec.target), value)
+                name = self._model_tensor(str(spec.target), value)
             self._values[node] = Ref(name)
 
-    def _held_tensor(self, target: str, value: Tensor) -> str:
-        """Return the record of a weight, buffer or constant of the model, whose storage is remembered."""
+    def _model_tensor(self, target: str, value: Tensor) -> str:
+        """Return the name of the record of a weight, buffer or constant of the model, and remember its storage."""
         place = target.removeprefix(f"{_ROOT}.")
         name = self._model.places.get(place)
         if name is None:
@@ -83,7 +83,7 @@ class Translation:
 
     def _storage(self, value: Tensor) -> int:
         storage = value.untyped_storage()
-        self._held.append(storage)
+        self._live_storages.append(storage)
         return int(storage._cdata)
 
     def _add(self, name: str, kind: str, value: Tensor, fmt: str | None = None, alias: str | None = None) -> str:
@@ -93,8 +93,8 @@ class Translation:
         storage = self._storage(value)
         alias = alias or self._storages.setdefault(storage, name)
         if alias != name:
-            held = self.tensors.get(alias) or taken[alias]
-            fmt = fmt or (held.format if held.kind == "activation" else None)
+            base = self.tensors.get(alias) or taken[alias]
+            fmt = fmt or (base.format if base.kind == "activation" else None)
         shape = tuple(map(self._size, value.shape))
         self.tensors[name] = TensorRecord(
             name, kind, shape, value.dtype, str(value.device), fmt, None if alias == name else alias
@@ -109,18 +109,18 @@ class Translation:
         for size, name in zip(shape, names, strict=True):
             if name is None or isinstance(size, int):
                 continue
-            found = _expression(size)
-            if found.is_Symbol:
-                self._symbols.setdefault(found, sympy.Symbol(name, integer=True, positive=True))
+            symbol = _expression(size)
+            if symbol.is_Symbol:
+                self._symbols.setdefault(symbol, sympy.Symbol(name, integer=True, positive=True))
 
     def _size(self, size: Any) -> Any:
         """Return an int, or an expression of named symbols."""
         if isinstance(size, int | float | bool):
             return size
-        found = _expression(size).xreplace(self._symbols)
-        if found.is_Integer:
-            return int(found)
-        return float(found) if found.is_Number else found
+        expression = _expression(size).xreplace(self._symbols)
+        if expression.is_Integer:
+            return int(expression)
+        return float(expression) if expression.is_Number else expression
 
     # --- operators ----------------------------------------------------------------------------------------------------
 
@@ -132,16 +132,16 @@ class Translation:
                 self._call(module, node)
 
     def _attribute(self, module: Any, node: Any) -> Any:
-        found = module
+        value = module
         for part in str(node.target).split("."):
-            found = getattr(found, part)
-        return Ref(self._add(str(node.target), "constant", found)) if isinstance(found, Tensor) else found
+            value = getattr(value, part)
+        return Ref(self._add(str(node.target), "constant", value)) if isinstance(value, Tensor) else value
 
     def _call(self, module: Any, node: Any) -> None:
         target, value = node.target, node.meta.get("val")
         if target is operator.getitem:
-            held = self._value(node.args[0])
-            self._values[node] = held[node.args[1]] if isinstance(held, tuple | list) else held
+            result = self._value(node.args[0])
+            self._values[node] = result[node.args[1]] if isinstance(result, tuple | list) else result
         elif isinstance(target, torch._ops.HigherOrderOperator) and self._inline(target, node):
             return
         elif _holds_tensors(value) or _mutates(target):
@@ -150,7 +150,7 @@ class Translation:
             self._values[node] = self._size(value) if isinstance(value, torch.SymInt | torch.SymFloat) else value
 
     def _inline(self, target: Any, node: Any) -> bool:
-        """Put the operators of a body that runs once in the place of the operator that runs it."""
+        """Replace a higher-order operator by the operators of its body, if the body runs once."""
         arguments = [self._value(argument) for argument in node.args]
         bodies = [argument for argument in arguments if isinstance(argument, torch.fx.GraphModule)]
         if target.name() not in _BODIES or len(bodies) != 1:
@@ -198,7 +198,7 @@ class Translation:
         )
 
     def _alias(self, op: str, arguments: Mapping[str, Any], read: list[Ref]) -> str | None:
-        """Return the root of the storage of an operator that returns its input in evaluation, told by its arguments."""
+        """Return the base tensor of a drop-out that its arguments make an identity; None for other operators."""
         is_dropout = op in ("aten.dropout", "aten.feature_dropout", "aten.alpha_dropout")
         if is_dropout and read and (not arguments.get("train", True) or arguments.get("p") == 0):
             first = self.tensors.get(read[0].name)
@@ -211,12 +211,12 @@ class Translation:
             names = [f"argument_{number}" for number in range(len(node.args))]
         else:
             names = [argument.name for argument in schema.arguments]
-        found = {name: self._value(value) for name, value in zip(names, node.args, strict=False)}
-        found.update({name: self._value(value) for name, value in node.kwargs.items()})
+        arguments = {name: self._value(value) for name, value in zip(names, node.args, strict=False)}
+        arguments.update({name: self._value(value) for name, value in node.kwargs.items()})
         for argument in () if schema is None else schema.arguments:
-            if argument.name not in found and argument.has_default_value() and argument.default_value is not None:
-                found[argument.name] = argument.default_value
-        return found
+            if argument.name not in arguments and argument.has_default_value() and argument.default_value is not None:
+                arguments[argument.name] = argument.default_value
+        return arguments
 
     def _value(self, argument: Any) -> Any:
         if isinstance(argument, torch.fx.Node):
@@ -228,7 +228,7 @@ class Translation:
         return argument
 
     def _module(self, node: Any) -> tuple[str, str]:
-        """Return path and class of the innermost module whose forward an operator is in."""
+        """Return path and class of the innermost module whose forward calls an operator."""
         stack = node.meta.get("nn_module_stack") or {}
         for path, _ in reversed(list(stack.values())):
             place = str(path).split("@")[0].removeprefix(_ROOT).removeprefix(".")
@@ -238,7 +238,7 @@ class Translation:
 
 
 def operator_name(target: Any) -> str:
-    """Return ``aten.linear`` for ``torch.ops.aten.linear.default``; the name of whatever else is called."""
+    """Return ``aten.linear`` for ``torch.ops.aten.linear.default``, and the plain name of other callables."""
     schema = getattr(target, "_schema", None)
     if schema is not None:
         return str(schema.name).replace("::", ".")
@@ -248,7 +248,7 @@ def operator_name(target: Any) -> str:
 
 
 def _expression(size: Any) -> Any:
-    """Return the expression of a symbolic size, with all that the export learned about symbols put in."""
+    """Return the expression of a symbolic size, simplified by the constraints that the export derived."""
     node = size.node
     return node.shape_env.simplify(node.expr) if getattr(node, "shape_env", None) is not None else node.expr
 

@@ -1,8 +1,8 @@
-"""Choosing formats: what each costs where, the best assignment for every budget, and whether the prediction holds.
+"""Search for formats: loss and cost per group of layers, the best assignment for every budget, and its verification.
 
-``measure_sensitivity`` measures what groups of layers lose in formats, ``measure_latency`` what they take. ``allocate``
-finds the assignment of least predicted loss for every budget, ``to_recipe`` makes a recipe of one. Parts are imported
-when they are first asked for.
+``measure_sensitivity`` measures the loss of groups of layers in each format, ``measure_latency`` their seconds.
+``allocate`` finds the assignment of least predicted loss for every budget. ``to_recipe`` turns an assignment into a
+recipe. ``verify`` measures assignments, ``tune`` improves the codes of one. Names are imported on first use.
 """
 
 from importlib import import_module as _import_module
@@ -64,7 +64,7 @@ _part = parts_on_demand(__name__, __path__)
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs numpy or torch on first use."""
+    """Import a public name on first use, because most need numpy or torch."""
     if name in _LAZY:
         value = getattr(_import_module(_LAZY[name]), name)
         globals()[name] = value

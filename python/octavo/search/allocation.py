@@ -18,13 +18,6 @@ from octavo.search.number_arrays import number_array
 from octavo.search.pareto_front import Front
 from octavo.storage.arguments import checks_arguments
 
-_EXACT = 1 << 14  # assignments of the groups so far up to which every one that is not dominated is kept
-_CELLS = {
-    1: 1 << 12,
-    2: 1 << 8,
-    3: 1 << 5,
-    4: 1 << 4,
-}  # parts of the range of each cost beyond that, by number of costs
 _UNITS = ("bytes", "bitops")
 _FLOAT_BITS = 32
 
@@ -37,19 +30,21 @@ def allocate(
     pins: Mapping[str, str] | None = None,
     bounds: Mapping[str, Any] | None = None,
 ) -> Front:
-    """Return the assignments of least predicted loss for every budget at once: the loss of one is the sum over groups.
+    """Return the assignments of least predicted loss for every budget at once.
+
+    The predicted loss of an assignment is the sum of the losses of its groups.
 
     ``cost``: ``bytes`` on disk of the whole model, ``bitops`` of the groups' layers for one sample (multiply-adds times
-    the element bits of weight and input), the seconds of a LatencyTable, or an array ``[groups, formats]`` of any cost
-    that adds up. ``pins``: formats that are decided, by the name of a group or a selector of layers. ``bounds``: upper
-    bounds, ``{"bytes": N, "bitops": N, NAME: (LatencyTable, seconds), NAME: (array, N)}``; the front is then the one
-    assignment of least loss within all of them, and ``cost`` only tells what it costs.
+    the element bits of weight and input), the seconds of a LatencyTable, or an array ``[groups, formats]`` of any
+    additive cost. ``pins``: formats that are fixed, by the name of a group or a selector of layers. ``bounds``: upper
+    bounds, ``{"bytes": N, "bitops": N, NAME: (LatencyTable, seconds), NAME: (array, N)}``. With bounds the front is the
+    one assignment of least loss within all of them, and ``cost`` is only reported.
 
-    The front is exact while no more than 16,384 assignments of the first groups come into question. Beyond, the range
-    of the cost is cut into 4,096 parts and each keeps its best. Neither the order of groups nor formats that are worse
-    than others everywhere change the result.
+    The front is exact while the first groups have at most 16,384 undominated assignments. Beyond that, the range of the
+    cost is cut into 4,096 cells, and the best assignment of each cell goes on. The result depends neither on the order
+    of groups nor on formats that are worse than others everywhere.
 
-    Raises ConfigError for pins and bounds that name nothing or that no assignment keeps.
+    Raises ConfigError for pins and bounds that name nothing or that no assignment satisfies.
     """
     pinned = _pinned(sensitivity, pins or {})
     limits = None if bounds is None else _limits(sensitivity, bounds)
@@ -63,8 +58,8 @@ def allocate(
     costs, loss, places = solve(items, most)
     if not len(loss):
         assert limits is not None  # without bounds every assignment is allowed
-        told = ", ".join(f"{name} <= {bound:g}" for name, (_, bound, _) in limits.items())
-        raise ConfigError(f"no assignment keeps {told}; allow more, or give more formats")
+        bounds_text = ", ".join(f"{name} <= {bound:g}" for name, (_, bound, _) in limits.items())
+        raise ConfigError(f"no assignment keeps {bounds_text}; allow more, or give more formats")
     picks = np.zeros((len(loss), len(sensitivity.groups)), dtype=np.intp)
     for number, (item, rows) in enumerate(zip(items, _rows(sensitivity, joined=joined), strict=True)):
         picks[:, rows] = item.options[places[:, number]]
@@ -77,24 +72,24 @@ def allocate(
 
 # --- costs ------------------------------------------------------------------------------------------------------------
 
-# A cost: an array [groups, formats]; None for bytes; "bitops", which are no sum over groups but over layers.
+# A cost: an array [groups, formats]; None for bytes; "bitops", a sum over layers instead of groups.
 _Cost = Floats | str | None
 
 
-def _cost(sensitivity: Sensitivity, given: Any) -> tuple[str, _Cost]:
-    if isinstance(given, str):
-        if given not in _UNITS:
-            raise ConfigError(f"cost is {given!r}; accepted are {', '.join(_UNITS)} and arrays [groups, formats]")
-        return given, None if given == "bytes" else given
-    if isinstance(given, LatencyTable):
-        return "seconds", _checked(sensitivity, given.seconds, "cost")
-    return "cost", _checked(sensitivity, given, "cost")
+def _cost(sensitivity: Sensitivity, cost: Any) -> tuple[str, _Cost]:
+    if isinstance(cost, str):
+        if cost not in _UNITS:
+            raise ConfigError(f"cost is {cost!r}; accepted are {', '.join(_UNITS)} and arrays [groups, formats]")
+        return cost, None if cost == "bytes" else cost
+    if isinstance(cost, LatencyTable):
+        return "seconds", _checked(sensitivity, cost.seconds, "cost")
+    return "cost", _checked(sensitivity, cost, "cost")
 
 
-def _limits(sensitivity: Sensitivity, given: Mapping[str, Any]) -> dict[str, tuple[_Cost, float, float]]:
-    """Return each bound: what adds up, its upper bound, and how much of it lies outside the groups."""
+def _limits(sensitivity: Sensitivity, bounds: Mapping[str, Any]) -> dict[str, tuple[_Cost, float, float]]:
+    """Return the cost, the upper bound, and the constant cost outside the groups of each bound."""
     limits: dict[str, tuple[_Cost, float, float]] = {}
-    for name, value in given.items():
+    for name, value in bounds.items():
         if name in _UNITS:
             limits[name] = (None if name == "bytes" else name, _number(name, value), 0.0)
         elif isinstance(value, Sequence) and len(value) == 2:
@@ -116,18 +111,20 @@ def _number(name: str, value: Any) -> float:
     return float(value)
 
 
-def _checked(sensitivity: Sensitivity, given: Any, what: str) -> Floats:
-    table = number_array(given, what, error=ConfigError)
+def _checked(sensitivity: Sensitivity, values: Any, label: str) -> Floats:
+    table = number_array(values, label, error=ConfigError)
     if table.shape != sensitivity.loss.shape:
-        raise ConfigError(f"{what} has shape {table.shape}; accepted is {sensitivity.loss.shape}, groups times formats")
+        raise ConfigError(
+            f"{label} has shape {table.shape}; accepted is {sensitivity.loss.shape}, groups times formats"
+        )
     needed = table[~np.isnan(sensitivity.loss)]
     if not np.isfinite(needed).all() or (needed < 0).any():
-        raise ConfigError(f"{what} holds numbers below 0, NaN or infinity where a group has a format")
+        raise ConfigError(f"{label} holds numbers below 0, NaN or infinity where a group has a format")
     return table
 
 
 def element_bits(text: str, role: str, group: Group | None, nbytes: int) -> int:
-    """Return the bits of an element in a format; of ``keep`` those of the tensors as they are, 32 of inputs."""
+    """Return the bits of an element in a format: for ``keep`` those of the float tensors, or 32 for inputs."""
     spec = None if text == KEEP else read_spec(text)
     if spec is not None:
         return spec.format.width
@@ -135,15 +132,16 @@ def element_bits(text: str, role: str, group: Group | None, nbytes: int) -> int:
 
 
 def _bitops(sensitivity: Sensitivity, rows: tuple[int, ...], picks: NDArray[np.intp]) -> Floats:
-    """Return the BitOPs of one decision: ``rows`` are of the weight and the input of the same layers, or one of them.
+    """Return the BitOPs of one decision.
 
-    ``picks``: ``[options, rows]``. Layers whose other operand is in no group have it in 32 bits.
+    ``rows``: the groups of the weight and the input of the same layers, or one of the two. ``picks``:
+    ``[options, rows]``. An operand that is in no group counts 32 bits.
     """
     total = np.full(len(picks), float(max(sensitivity.groups[row].macs for row in rows)))
     for place, row in enumerate(rows):
         group = sensitivity.groups[row]
-        told = zip(sensitivity.formats, sensitivity.nbytes[row].tolist(), strict=True)
-        bits = np.array([element_bits(text, group.role, group, nbytes) for text, nbytes in told], dtype=np.float64)
+        formats = zip(sensitivity.formats, sensitivity.nbytes[row].tolist(), strict=True)
+        bits = np.array([element_bits(text, group.role, group, nbytes) for text, nbytes in formats], dtype=np.float64)
         total *= bits[picks[:, place]]
     return total if len(rows) == 2 else total * _FLOAT_BITS
 
@@ -163,7 +161,7 @@ def _total(sensitivity: Sensitivity, cost: _Cost, picks: NDArray[np.intp], unit:
 
 def _pinned(sensitivity: Sensitivity, pins: Mapping[str, str]) -> dict[int, int]:
     """Return the format index of each group that is decided."""
-    found: dict[int, int] = {}
+    columns: dict[int, int] = {}
     rows = {group.name: row for row, group in enumerate(sensitivity.groups)}
     for name, text in pins.items():
         column = _column(sensitivity, name, text)
@@ -173,8 +171,8 @@ def _pinned(sensitivity: Sensitivity, pins: Mapping[str, str]) -> dict[int, int]
         for row in chosen:
             if np.isnan(sensitivity.loss[row, column]):
                 raise ConfigError(f"pin {name!r}: {sensitivity.groups[row].name} cannot have '{text}'")
-            found[row] = column
-    return found
+            columns[row] = column
+    return columns
 
 
 def _column(sensitivity: Sensitivity, name: str, text: str) -> int:
@@ -217,7 +215,7 @@ def _rows(sensitivity: Sensitivity, *, joined: bool) -> list[tuple[int, ...]]:
 
 
 def _items(sensitivity: Sensitivity, wanted: list[_Cost], pinned: Mapping[int, int], joined: bool) -> list[Item]:
-    """Return the decisions, each with the options that no other one beats in loss and every cost."""
+    """Return the decisions, each with its undominated options: none is worse than another in loss and every cost."""
     items = []
     for rows in _rows(sensitivity, joined=joined):
         allowed = [

@@ -1,4 +1,4 @@
-"""bounded_front: the assignments of least loss for budgets of bytes, all of them within further bounds."""
+"""bounded_front: assignments of least loss for several budgets of bytes, subject to further bounds."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ BUDGETS = 24
 
 
 def bounded_front(front: Front, bounds: Mapping[str, Any], *, nbytes: float | None = None) -> Front:
-    """Return the points of least loss that keep ``bounds``, at 24 budgets of bytes spread over ``front``.
+    """Return the points of least loss within ``bounds``, at 24 budgets of bytes spread over ``front``.
 
-    ``bounds``: as :func:`octavo.search.allocate` takes them, bytes excepted. ``nbytes``: one more budget. Each budget
-    is solved by itself: several bounds together give one optimum and no front. Raises ConfigError where none keeps
-    them.
+    ``bounds``: as for :func:`octavo.search.allocate`, without bytes. ``nbytes``: one more budget. Each budget is solved
+    separately, because several bounds together have one optimum and no front. Raises ConfigError where no assignment
+    satisfies the bounds.
     """
-    held = front.sensitivity
+    sensitivity = front.sensitivity
     budgets = {float(point.nbytes) for point in front.spread(BUDGETS)} | {float(front.nbytes.max())}
     if nbytes is not None and front.nbytes.min() <= nbytes < front.nbytes.max():
         budgets.add(float(nbytes))
-    found: list[Front] = []
+    optima: list[Front] = []
     refused = None
     for budget in sorted(budgets):
         try:
-            one = allocate(held, bounds={**bounds, "bytes": budget})
+            one = allocate(sensitivity, bounds={**bounds, "bytes": budget})
         except ConfigError as error:
             refused = error
             continue
-        if not found or one.loss[0] < found[-1].loss[0]:
-            found.append(one)
-    if not found:
+        if not optima or one.loss[0] < optima[-1].loss[0]:
+            optima.append(one)
+    if not optima:
         assert refused is not None  # there was a budget
         raise refused
     return Front(
-        held,
-        np.concatenate([one.cost for one in found]),
-        np.concatenate([one.loss for one in found]),
-        np.concatenate([one.picks for one in found]),
+        sensitivity,
+        np.concatenate([one.cost for one in optima]),
+        np.concatenate([one.loss for one in optima]),
+        np.concatenate([one.picks for one in optima]),
     )

@@ -1,6 +1,6 @@
-"""What code is, for a digest: names and versions of libraries, and the byte code of everything else.
+"""The content of code for a digest: names and versions of libraries, and the byte code of the user's code.
 
-Nothing here depends on where a source lies, on line numbers, comments, addresses or the seed of hashes.
+The content does not depend on paths of sources, line numbers, comments, addresses or the seed of hashes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 
 from octavo import __version__
 
-# Members of classes that change no result, or that are made of the others.
-_UNTOLD = frozenset({
+# Members of classes that do not affect results, or that are derived from other members.
+_IGNORED_MEMBERS = frozenset({
     "__module__", "__doc__", "__dict__", "__weakref__", "__qualname__", "__annotations__", "__annotate__",
     "__annotate_func__", "__annotations_cache__", "__static_attributes__", "__firstlineno__", "__match_args__",
     "__dataclass_fields__", "__dataclass_params__", "__orig_bases__", "__parameters__", "__type_params__",
@@ -37,39 +37,39 @@ def versions() -> str:
 
 
 def library_name(value: Any) -> str | None:
-    """Return what stands for a class, function or module of a library: its name, version and the digest of its file.
+    """Return the identity of a library's class, function or module: its name, version and the digest of its file.
 
-    None for one of the user's, and for one that cannot be found under its name, as functions inside functions.
+    None for the user's own objects, and for objects that cannot be imported by name, such as nested functions.
     """
     if isinstance(value, ModuleType):
         return _library(value.__name__)
     if (owner := getattr(value, "__objclass__", None)) is not None:  # a method of a builtin type
-        told = library_name(owner)
-        return None if told is None else f"{told} {value.__name__}"
+        owner_name = library_name(owner)
+        return None if owner_name is None else f"{owner_name} {value.__name__}"
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
         return None
-    found: Any = sys.modules.get(module)
+    target: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return _library(module) and f"{_library(module)} {name}" if found is value else None
+        target = getattr(target, part, None)
+    return _library(module) and f"{_library(module)} {name}" if target is value else None
 
 
 def is_library(module: str) -> bool:
-    """Whether a module belongs to Python, to Octavo or to an installed package, whether it was imported or not."""
+    """Whether a module belongs to Python, to Octavo or to an installed package; it need not be imported."""
     root = module.partition(".")[0]
     if root == "__main__":
         return False
     if root in sys.stdlib_module_names or root == "octavo":
         return True
-    found = sys.modules.get(root)
-    if found is None:
+    loaded = sys.modules.get(root)
+    if loaded is None:
         try:
             spec = importlib.util.find_spec(root)
         except (ImportError, ValueError, AttributeError):
             return False
         return spec is not None and _is_installed(str(spec.origin))
-    places = [getattr(found, "__file__", None), *(getattr(found, "__path__", None) or ())]
+    places = [getattr(loaded, "__file__", None), *(getattr(loaded, "__path__", None) or ())]
     return any(_is_installed(place) for place in places if isinstance(place, str))
 
 
@@ -94,7 +94,7 @@ def _library(module: str) -> str | None:
 
 @cache
 def _source_digest(file: str) -> str:
-    """Return the SHA-256 of a library's source, which does not change under a process that has imported it."""
+    """Return the SHA-256 of a library's source; it is cached, because the imported code stays the same."""
     try:
         return sha256(Path(file).read_bytes()).hexdigest()
     except OSError:  # a package in a zip file: its version stands for it
@@ -102,7 +102,7 @@ def _source_digest(file: str) -> str:
 
 
 def code_parts(code: CodeType) -> Iterator[Any]:
-    """Yield what a code object does: instructions, names, signature, constants, handlers; codes inside it, too."""
+    """Yield the instructions, names, signature, constants and exception handlers of a code object, nested code too."""
     arguments = code.co_argcount + code.co_kwonlyargcount
     yield code.co_code
     yield (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
@@ -114,10 +114,10 @@ def code_parts(code: CodeType) -> Iterator[Any]:
 
 
 def globals_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of the module that the code of a function reads, those of codes inside it, too.
+    """Yield the names and values of the globals that a function reads, nested code included.
 
-    Of a module of the user's, the members that the code names; of one that is imported inside, the source. Codes of
-    libraries have none: the library stands for them.
+    A global that is a module of the user yields the members that the code names. A module imported inside the function
+    yields its source. Functions of libraries yield nothing: the library's version identifies them.
     """
     if is_library(str(function.__globals__.get("__name__", ""))):
         return
@@ -156,9 +156,9 @@ def _names(code: CodeType) -> tuple[set[str], set[str], set[str]]:
 
 
 def _source(module: str, package: str) -> bytes | str | None:
-    """Return the source of a module of the user's, the version of a library's, None of one that is not found.
+    """Return the source of a user's module, the version of a library's module, or None if there is no such module.
 
-    It need not have been imported yet, and is not imported here.
+    The module is not imported.
     """
     try:
         module = importlib.util.resolve_name(module, package)
@@ -166,7 +166,7 @@ def _source(module: str, package: str) -> bytes | str | None:
             return metadata.version(module.partition(".")[0])
         spec = importlib.util.find_spec(module)
         return None if spec is None or spec.origin is None else Path(spec.origin).read_bytes()
-    except (ImportError, ValueError, AttributeError, OSError):  # also of a package by another name than its modules
+    except (ImportError, ValueError, AttributeError, OSError):  # or the distribution has another name than the module
         return None
 
 
@@ -175,5 +175,5 @@ def class_parts(kind: type) -> Iterator[tuple[str, Any]]:
     yield "bases", kind.__bases__
     yield "metaclass", type(kind)
     for name, value in sorted(vars(kind).items()):
-        if name not in _UNTOLD and not isinstance(value, MemberDescriptorType):
+        if name not in _IGNORED_MEMBERS and not isinstance(value, MemberDescriptorType):
             yield name, value

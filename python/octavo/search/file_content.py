@@ -1,4 +1,4 @@
-"""What bytes are, for a digest: tensors, arrays and files, in full up to a bound."""
+"""The content of tensors, arrays and files for a digest: all bytes up to a limit, samples beyond it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 #: Bytes of a file, or of an array that is mapped from one, that are read in full.
 WHOLE = 1 << 30
-#: Parts that are read of a larger one, spread evenly from its beginning to its end, and the bytes of each.
+#: Number and bytes of the parts that are read of a larger file, spread evenly over it.
 PARTS, PART = 64, 1 << 20
 _STEP = 1 << 26
 _SUFFIX = re.compile(r"\.\w{1,12}$")
@@ -33,27 +33,30 @@ def file_named(text: str) -> bool:
 
 
 def file_parts(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """Yield the size and the bytes of a file; of one above ``WHOLE`` parts of them, and the time of its last change."""
+    """Yield the size and the bytes of a file; above ``WHOLE`` bytes, samples and the time of the last change."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        found = os.fstat(file.fileno())
-        yield b"%d" % found.st_size
-        if found.st_size <= WHOLE:
+        status = os.fstat(file.fileno())
+        yield b"%d" % status.st_size
+        if status.st_size <= WHOLE:
             while block := file.read(_STEP):
                 yield block
             return
-        yield b"%d" % found.st_mtime_ns
-        for start in _starts(found.st_size):
+        yield b"%d" % status.st_mtime_ns
+        for start in _starts(status.st_size):
             file.seek(start)
             yield file.read(PART)
 
 
 def array_parts(array: np.ndarray[Any, Any]) -> Iterator[bytes | memoryview]:
-    """Yield type, shape and bytes of an array, in row-major order; of one mapped from a large file as of that file."""
+    """Yield type, shape and bytes of an array in row-major order.
+
+    An array mapped from a file above ``WHOLE`` bytes is sampled as the file would be.
+    """
     yield f"{array.dtype.descr if array.dtype.names else array.dtype.str} {array.shape}".encode()
     mapped = array if isinstance(array, np.memmap) else None
     if mapped is not None and mapped.nbytes > WHOLE and mapped.filename is not None:
-        found = os.stat(mapped.filename)
-        yield b"%d %d %d" % (mapped.offset, found.st_size, found.st_mtime_ns)
+        status = os.stat(mapped.filename)
+        yield b"%d %d %d" % (mapped.offset, status.st_size, status.st_mtime_ns)
         flat = mapped.reshape(-1)
         for start in _starts(flat.nbytes):
             yield flat[start // flat.itemsize : (start + PART) // flat.itemsize].tobytes()
@@ -95,5 +98,5 @@ def tensor_parts(tensor: Tensor) -> Iterator[bytes | memoryview]:
 
 
 def _starts(nbytes: int) -> list[int]:
-    """Return where the parts of so many bytes begin, at multiples of 64."""
+    """Return the offsets of the samples of ``nbytes`` bytes, at multiples of 64."""
     return [(nbytes - PART) * part // (PARTS - 1) // 64 * 64 for part in range(PARTS - 1)] + [nbytes - PART]

@@ -1,4 +1,4 @@
-"""What a journal knows a measurement by: the content of models, data and functions, and what of them has none."""
+"""Content digests of models, data and functions, by which a journal finds a measurement again."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from octavo.search.object_digest import digest_objects
 
 @dataclass(frozen=True)
 class Identity:
-    """``digests``: a SHA-256 for each subject by its name, plain values for the settings of a point.
+    """``digests``: a SHA-256 for each subject by its name.
 
-    ``unknown``: what in the subjects cannot be digested, each with the reason. The digests are then found in no
-    journal: whatever depends on the subject is measured anew.
+    ``unknown``: parts of the subjects that cannot be digested, each with the reason. The digests then match no journal,
+    and everything that depends on the subject is measured again.
     """
 
     digests: dict[str, str]
@@ -33,7 +33,7 @@ def identity_of(**subjects: Any) -> Identity:
 
 
 def warn_of_unknown(unknown: Sequence[str]) -> None:
-    """Warn of what cannot be digested, where a journal is to answer for it."""
+    """Warn about parts that cannot be digested, when a journal is in use."""
     if unknown:
         shown = "; ".join(unknown[:5]) + (f"; and {len(unknown) - 5} more" if len(unknown) > 5 else "")
         warnings.warn(

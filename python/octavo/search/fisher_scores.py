@@ -1,4 +1,4 @@
-"""The fast form of sensitivity: a second-order estimate of the divergence from one backward pass a batch."""
+"""The fast form of sensitivity: a second-order estimate of the divergence, from one backward pass per batch."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ def fisher_scores(
     specs: Sequence[Any],
     show: Stages,
 ) -> np.ndarray[Any, Any]:
-    """Return ``1/2 sum_i F_ii d_i^2`` of each group and format, float64 ``[groups, formats]``: NaN where it cannot be.
+    """Return ``1/2 sum_i F_ii d_i^2`` of each group and format, float64 ``[groups, formats]``.
 
-    ``F``: the diagonal of the Fisher information of a row of outputs (of unit vectors and squared errors the
-    Gauss-Newton matrix), estimated from one random direction a row. ``d``: the change of the weight or of the input.
+    NaN where a group cannot have a format. ``F``: the diagonal of the Fisher information of a row of outputs (for
+    cosine and squared error the Gauss-Newton matrix), estimated from one random direction per row. ``d``: the change of
+    the weight or of the input.
     Source: LeCun, Optimal Brain Damage (1989), equation 6.
     """
     loss = np.full((len(groups), len(specs)), math.nan)
-    weights = [row for row, found in enumerate(groups) if found.group.role == "weight"]
-    inputs = [row for row, found in enumerate(groups) if found.group.role == "input"]
+    weights = [row for row, layers in enumerate(groups) if layers.group.role == "weight"]
+    inputs = [row for row, layers in enumerate(groups) if layers.group.role == "input"]
     squares: dict[int, Tensor] = {}
     change = {
-        (row, column): made
+        (row, column): quantizers
         for row in inputs
         for column, spec in enumerate(specs)
-        if (made := rounded(groups[row], spec)) is not None
+        if (quantizers := rounded(groups[row], spec)) is not None
     }
     for place in change:
         loss[place] = 0.0
@@ -68,8 +69,9 @@ def fisher_scores(
     with show.stage("rounding weights", len(weights) * len(specs)) as advance:
         for row in weights:
             for column, spec in enumerate(specs):
-                if (made := rounded(groups[row], spec)) is not None:
-                    loss[row, column] = sum(_score(squares, site, value) for site, value in made.items()) / (2 * count)
+                if (values := rounded(groups[row], spec)) is not None:
+                    scores = (_score(squares, site, value) for site, value in values.items())
+                    loss[row, column] = sum(scores) / (2 * count)
                 advance()
     return loss
 
@@ -85,8 +87,8 @@ def _draw(reader: Reader, rows: Tensor, generator: torch.Generator) -> Tensor:
     """Return a scalar whose gradient with respect to ``rows`` has the Fisher information as its second moment."""
     signs = (torch.randint(0, 2, rows.shape, generator=generator) * 2 - 1).to(rows)
     if reader.kind == "kl":
-        # diag(p) - p p' = B B' of B = diag(q) (I - q q'), q = sqrt(p). Classes drawn from p would do, too, but where
-        # one class is nearly sure the others, which matter, would almost never be drawn.
+        # diag(p) - p p' = B B' with B = diag(q) (I - q q'), q = sqrt(p). Sampling classes from p has the same second
+        # moment, but where one class is nearly certain the others, which matter, would almost never be drawn.
         root = rows.detach().softmax(-1).sqrt()
         drawn = root * (signs - root * (root * signs).sum(-1, keepdim=True))
         return (rows * drawn).sum()
@@ -97,7 +99,7 @@ def _draw(reader: Reader, rows: Tensor, generator: torch.Generator) -> Tensor:
 
 @contextmanager
 def _tracked(model: nn.Module, parameters: Mapping[int, Tensor]) -> Iterator[None]:
-    """Have gradients of these parameters, by id, alone inside; those that are there stay."""
+    """Compute gradients of only these parameters, by id, inside; restore the gradients and flags of all afterwards."""
     before = [(parameter, parameter.requires_grad, parameter.grad) for parameter in model.parameters()]
     try:
         for parameter, _, _ in before:
@@ -118,21 +120,21 @@ def _watched(
     change: dict[tuple[int, int], dict[Any, Any]],
     loss: np.ndarray[Any, Any],
 ) -> Iterator[None]:
-    """Add squares of gradient times change of every input to ``loss`` during a backward pass inside."""
+    """Add the squares of gradient times change of every input to ``loss`` during backward passes inside."""
 
     def see(row: int, site: Any) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             x = input_of(args, kwargs)
             if not x.is_floating_point():
                 return None
-            # A tensor of its own for this layer, so that its gradient is what comes through this layer alone.
+            # A separate tensor for this layer: its gradient then flows through this layer only.
             own = x.detach().requires_grad_() if not x.requires_grad else x * 1
 
             def score(grad: Tensor) -> None:
                 with torch.no_grad():
-                    for (at, column), made in change.items():
+                    for (at, column), quantizers in change.items():
                         if at == row:
-                            moved = made[site](x.detach()) - x.detach()
+                            moved = quantizers[site](x.detach()) - x.detach()
                             loss[row, column] += float((grad * moved).double().square().sum())
 
             own.register_hook(score)

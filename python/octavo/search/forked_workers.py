@@ -1,7 +1,7 @@
-"""Points measured by several processes: forks of this one, which hold the model and its data already.
+"""Measurement of points by several processes: forks of this one, which share the model and its data.
 
-Only this process writes a journal; a worker takes the next point when it has finished one. Workers end with this
-process, however it ends, and compute with one thread each, so that they do not share processors.
+Only this process writes the journal. A worker takes the next point when it has finished one. Workers end with this
+process, however it ends. Each worker computes with one thread, so that workers do not compete for processors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from octavo.errors import ConfigError, WorkerError
 from octavo.storage.children import end_with_parent
 
-_work: list[Callable[[Any], Any]] = []  # of a worker: what it does to a point
+_work: list[Callable[[Any], Any]] = []  # in a worker: the function that measures a point
 
 
 def check_workers(workers: int) -> int:
@@ -31,10 +31,10 @@ def check_workers(workers: int) -> int:
 
 
 def measured_by(workers: int, work: Callable[[Any], Any], points: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield each point with what ``work`` returns of it, in the order of ``points``.
+    """Yield each point with its result of ``work``, in the order of ``points``.
 
-    One worker, or one point: in this process. Points and results are plain values. What ``work`` raises is raised here,
-    and the workers end with the points that they are at. Raises WorkerError for a worker that was killed.
+    One worker, or one point, is measured in this process. Points and results are plain values. Exceptions of ``work``
+    are raised here, and workers then stop after their current point. Raises WorkerError for a worker that was killed.
     """
     if min(workers, len(points)) < 2:
         yield from ((point, work(point)) for point in points)
@@ -51,7 +51,7 @@ def measured_by(workers: int, work: Callable[[Any], Any], points: Sequence[Any])
 
 
 def _begin(work: Callable[[Any], Any], parent: int) -> None:
-    """Begin a worker. Threads of OpenMP do not survive a fork: one is left."""
+    """Initialise a worker with one thread, because OpenMP's threads do not survive a fork."""
     end_with_parent(parent)
     torch.set_num_threads(1)
     _work[:] = [work]

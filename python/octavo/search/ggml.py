@@ -1,7 +1,8 @@
-"""ggml's formats of weights, as its reference encoders round without an importance matrix: values, and bytes.
+"""Weight formats of ggml: rounded values and bytes, as its reference encoders without an importance matrix.
 
-For comparison only: matrices are rounded and stay float. Blocks of 32 hold one scale, and some a minimum; those of K
-formats hold 256 with small scales inside. Scales are float16, codes follow from the scale before it is rounded.
+For comparison only: matrices are rounded and stay float. Blocks of 32 values have one scale, and in some formats a
+minimum. K formats have blocks of 256 values with quantized scales of sub-blocks. Scales are float16; codes are computed
+with the scale before it is rounded.
 Source: ggml, ``ggml-quants.c``, the functions ``quantize_row_*_ref``.
 """
 
@@ -15,14 +16,14 @@ from torch import Tensor
 
 from octavo.errors import ShapeError
 
-_NEAR_ZERO = 1e-15  # largest magnitudes below which ggml takes a group for zeros
+_NEAR_ZERO = 1e-15  # ggml encodes groups whose largest magnitude is below as zeros
 
 
 @dataclass(frozen=True)
 class Block:
-    """A format: ``elements`` of a row that lie in ``nbytes`` bytes, and what rounds them, ``[blocks, elements]``.
+    """A format: ``elements`` of a row in ``nbytes`` bytes, and a function that rounds ``[blocks, elements]``.
 
-    ``smaller``: the format that llama.cpp takes for rows that the block does not divide.
+    ``smaller``: the fallback format of llama.cpp for rows whose length is no multiple of the block.
     """
 
     elements: int
@@ -32,16 +33,16 @@ class Block:
 
 
 def nbytes(shape: tuple[int, int], name: str) -> int | None:
-    """Return the bytes of a matrix in a format, or in the one for rows that it does not divide; None where none does.
+    """Return the bytes of a matrix in a format or its fallback; None where no block divides the rows.
 
-    Raises ShapeError for a name that is none.
+    Raises ShapeError for an unknown name.
     """
     block = _block(name, shape[1])
     return None if block is None else shape[0] * (shape[1] // block.elements) * block.nbytes
 
 
 def rounded(matrix: Tensor, name: str) -> Tensor:
-    """Return the values of a float matrix ``[rows, columns]`` in a format, float32; those of a smaller block as above.
+    """Return the values of a float matrix ``[rows, columns]`` in a format or its fallback, float32.
 
     Raises ShapeError for rows that no block divides.
     """
@@ -54,10 +55,10 @@ def rounded(matrix: Tensor, name: str) -> Tensor:
 def _block(name: str, columns: int) -> Block | None:
     if name not in FORMATS:
         raise ShapeError(f"unknown format of ggml {name!r}; accepted are {', '.join(FORMATS)}")
-    found: str | None = name
-    while found is not None and columns % FORMATS[found].elements:
-        found = FORMATS[found].smaller
-    return None if found is None else FORMATS[found]
+    fitting: str | None = name
+    while fitting is not None and columns % FORMATS[fitting].elements:
+        fitting = FORMATS[fitting].smaller
+    return None if fitting is None else FORMATS[fitting]
 
 
 def _inverse(x: Tensor) -> Tensor:
@@ -99,7 +100,7 @@ def _with_minimum(most: int) -> Callable[[Tensor], Tensor]:
 
 
 def _q6_k(x: Tensor) -> Tensor:
-    """Sixteen groups of 16 with codes of 6 bits; their scales are multiples, of 8 bits, of one float16."""
+    """Sixteen groups of 16 with codes of 6 bits; scales have 8 bits, relative to one float16."""
     groups = x.reshape(-1, 16, 16)
     scales = _least_squares_scale(groups, 32)
     largest = scales.gather(1, scales.abs().argmax(1, keepdim=True))
@@ -111,9 +112,9 @@ def _q6_k(x: Tensor) -> Tensor:
 
 
 def _least_squares_scale(x: Tensor, levels: int) -> Tensor:
-    """Return the scale of each group whose codes have the least squared error, errors weighed by squares of values.
+    """Return the scale of each group with the least squared error, weighted by the squares of the values.
 
-    Tried are 19 divisors about the one of the value of largest magnitude.
+    Candidates are 19 divisors around that of the value of largest magnitude.
     """
     largest = x.gather(-1, x.abs().argmax(-1, keepdim=True))
     weight = x * x
@@ -134,18 +135,18 @@ def _least_squares_scale(x: Tensor, levels: int) -> Tensor:
 
 
 def _k_with_minimum(most: int, least: float, tries: int) -> Callable[[Tensor], Tensor]:
-    """Eight groups of 32 with codes from 0 to ``most``; scales and minima are multiples, of 6 bits, of two float16."""
+    """Eight groups of 32 with codes from 0 to ``most``; scales and minima have 6 bits, relative to two float16."""
 
     def round_blocks(x: Tensor) -> Tensor:
         groups = x.reshape(-1, 8, 32)
         weight = (groups.square().sum(-1, keepdim=True) / 32).sqrt() + groups.abs()
         scales, minima = _fitted(groups, weight, most, least, tries)
-        found = []
+        parts = []
         for values in (scales, minima):
             largest = values.amax(1, keepdim=True).clamp(min=0)
             small = torch.round(63 * _inverse(largest) * values).clamp(max=63)
-            found.append((_half(largest / 63) * small)[:, :, None])
-        step, minimum = found
+            parts.append((_half(largest / 63) * small)[:, :, None])
+        step, minimum = parts
         codes = torch.round((groups + minimum) * _inverse(step)).clamp(0, most)
         return codes * step - minimum
 

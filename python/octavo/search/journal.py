@@ -1,8 +1,8 @@
-"""The journal of a study: one line of JSON for each finished point, found again by its identity.
+"""The journal of a study: one line of JSON for each finished point, looked up by the digest of its settings.
 
-A line is on the disk before the next point begins, so that ``kill -9`` loses the point in work and nothing else. A last
-line that was cut off, or is blank, is dropped when the journal is opened again; any other line that is no record is
-refused, and nothing is changed.
+A line is on the disk before the next point begins, so ``kill -9`` loses only the point that is being measured. An
+incomplete or blank last line is dropped when the journal is opened again. Any other line that is no record is an error,
+and the file is left unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from octavo.storage.locks import FolderLock
 from octavo.storage.reading import RECORD_BYTES, check_regular, end_of_lines, member, parse_json, shown
 
 NAME = "study.jsonl"
-# Facts of records that studies read again, and their kinds.
+# Fields of records that studies read again, and their types.
 _FACTS: dict[str, type | tuple[type, ...]] = {
     "result": dict, "row": dict, "rows": list, "distance": (int, float, type(None)), "costs": dict,
     "loss": (int, float, type(None)),
@@ -31,7 +31,7 @@ _FACTS: dict[str, type | tuple[type, ...]] = {
 
 
 def identity(settings: Mapping[str, Any]) -> str:
-    """Return the SHA-256, in hexadecimal, of settings as JSON with sorted keys: equal settings are one point.
+    """Return the SHA-256, in hexadecimal, of settings as JSON with sorted keys. Equal settings are the same point.
 
     Raises DataError for settings that JSON cannot hold exactly, such as NaN.
     """
@@ -52,7 +52,7 @@ class Journal:
     def __init__(self, folder: Path | str) -> None:
         """Name the folder; nothing is opened yet."""
         self.path = Path(folder) / NAME
-        self._found: dict[str, dict[str, Any]] = {}
+        self._records: dict[str, dict[str, Any]] = {}
         self._file: Any = None
         self._open = ExitStack()
 
@@ -76,19 +76,19 @@ class Journal:
 
     def __len__(self) -> int:
         """Finished points."""
-        return len(self._found)
+        return len(self._records)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Records in the order in which they were written."""
-        return iter(self._found.values())
+        return iter(self._records.values())
 
     def find(self, settings: Mapping[str, Any], *facts: str) -> dict[str, Any] | None:
         """Return the record of a point with these settings; None if it has not been finished.
 
-        ``facts``: names that it must have. Raises DataError where one is missing or is of another kind than those that
-        studies write: its id is of the settings alone.
+        ``facts``: fields that the record must have. Raises DataError where one is missing or has another type than
+        studies write; the id covers only the settings.
         """
-        record = self._found.get(identity(settings))
+        record = self._records.get(identity(settings))
         if record is None:
             return None
         for name in facts:
@@ -102,7 +102,7 @@ class Journal:
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        """Make parts of a record that are missing, or are of another kind, a DataError that names the file."""
+        """Turn errors over missing or mistyped parts of a record into a DataError that names the file."""
         try:
             yield
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -122,8 +122,8 @@ class Journal:
         self._file.write(line.encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._found[record["id"]] = json.loads(line)
-        return self._found[record["id"]]
+        self._records[record["id"]] = json.loads(line)
+        return self._records[record["id"]]
 
     def _read(self) -> None:
         nbytes = os.fstat(self._file.fileno()).st_size
@@ -137,7 +137,7 @@ class Journal:
                 settings = member(record, "settings", dict, str(self.path))
                 if member(record, "id", str, str(self.path)) != identity(settings):
                     raise DataError("the id of other settings")
-                self._found[record["id"]] = record
+                self._records[record["id"]] = record
             except (OctavoError, UnicodeDecodeError):
                 raise DataError(f"{self.path}: line {number} is no record of a study; move the file away") from None
         if whole < len(content):

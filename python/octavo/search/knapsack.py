@@ -1,4 +1,4 @@
-"""The least sum of losses for every sum of costs, one option chosen from each item: dynamic programming over arrays."""
+"""Multiple-choice knapsack: the least total loss for every total cost, one option per item, by dynamic programming."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
-_EXACT = 1 << 14  # states up to which every one that no other beats is kept
-_CELLS = (1 << 12, 100, 20, 10)  # parts of each cost beyond that, by the number of costs
-_BEND = 1 / 16  # cells are finer at low costs: about 17 times finer than at the highest
+_EXACT = 1 << 14  # number of states up to which every undominated state is kept
+_CELLS = (1 << 12, 100, 20, 10)  # cells per cost beyond that, by the number of costs
+_BEND = 1 / 16  # cells at the lowest costs are about 17 times finer than at the highest
 _PRICE_STEPS = 400
-_ROUNDING = 1e-9  # relative: sums in another order
+_ROUNDING = 1e-9  # relative tolerance for sums in another order
 MOST_BOUNDS = len(_CELLS)
 
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """One decision. ``options``: ``[options, ...]``, the meaning of each; ``costs`` ``[options, costs]``; ``loss``."""
+    """One decision. ``options``: ``[options, ...]``, what each stands for; ``costs`` ``[options, costs]``; ``loss``."""
 
     options: Indices
     costs: Floats
     loss: Floats
 
     def undominated(self) -> Item:
-        """Return the item with the options that no other beats in all or, of equal ones, precedes."""
+        """Return the item with its undominated options; of equal options the first stays."""
         values = np.column_stack([self.costs, self.loss])
-        kept = []
+        places = []
         for place, own in enumerate(values):
             no_worse = (values <= own).all(axis=1)
             better = no_worse & (values < own).any(axis=1)
             earlier = no_worse & (np.arange(len(values)) < place)
             if not better.any() and not earlier.any():
-                kept.append(place)
-        return Item(self.options[kept], self.costs[kept], self.loss[kept])
+                places.append(place)
+        return Item(self.options[places], self.costs[places], self.loss[places])
 
 
 def solve(items: list[Item], most: Floats | None) -> tuple[Floats, Floats, Indices]:
     """Return costs ``[points, costs]``, losses ``[points]`` and options ``[points, items]``.
 
-    ``most`` None: the whole front of one cost, by rising cost and falling loss. Else upper bounds of the costs: points
-    within them, the one of least loss among these; none where there is none.
+    ``most`` None: the whole front of one cost, by rising cost and falling loss. Otherwise ``most`` has upper bounds of
+    the costs, and the points are within them and include the optimum. There are no points if no assignment fits.
     """
     if most is None:
         return _run(items, _FrontRule(items))
@@ -53,7 +53,7 @@ def solve(items: list[Item], most: Floats | None) -> tuple[Floats, Floats, Indic
 
 
 class _FrontRule:
-    """Which states stay on the way to the whole front of one cost."""
+    """Pruning of states for the whole front of one cost."""
 
     def __init__(self, items: list[Item]) -> None:
         self.costs = 1
@@ -61,14 +61,14 @@ class _FrontRule:
         self._low = np.array([item.costs.min() for item in items])
         self._span = sum(float(np.ptp(item.costs)) for item in items)
 
-    def kept(self, number: int, costs: Floats, loss: Floats) -> Indices:
-        """Return the places of the states that stay after item ``number``, by rising cost."""
+    def select(self, number: int, costs: Floats, loss: Floats) -> Indices:
+        """Return the places of the states that survive item ``number``, by rising cost."""
         cost = costs[:, 0]
         if len(loss) <= _EXACT:
             return _pareto(cost, loss)
         above = cost - self._low[: number + 1].sum()
-        # A state that costs more within a cell pays for it at the price of the hull there: otherwise every step would
-        # prefer the dearest state of a cell, and 200 steps would drift by as many cells.
+        # Within a cell, costs are charged at the slope of the hull there. Otherwise every step would prefer the most
+        # expensive state of a cell, and 200 steps would drift by as many cells.
         slopes = np.concatenate([slopes for slopes, _ in self._steps[: number + 1]])
         widths = np.concatenate([widths for _, widths in self._steps[: number + 1]])
         order = np.argsort(-slopes, kind="stable")
@@ -79,12 +79,12 @@ class _FrontRule:
         edges = _edge(np.arange(_CELLS[0]), self._span, _CELLS[0])
         price = slopes[order][np.minimum(np.searchsorted(ends, edges), len(ends) - 1)]
         value = loss + price[index] * (above - edges[index])
-        kept = np.union1d(_least(value, index, _CELLS[0]), [np.argmin(cost), np.argmin(loss)])
-        return kept[_pareto(cost[kept], loss[kept])]
+        places = np.union1d(_least(value, index, _CELLS[0]), [np.argmin(cost), np.argmin(loss)])
+        return places[_pareto(cost[places], loss[places])]
 
 
 class _BoundRule:
-    """Which states stay on the way to the one optimum within bounds."""
+    """Pruning of states for the one optimum within bounds: branch and bound with Lagrangian prices."""
 
     def __init__(self, items: list[Item], most: Floats) -> None:
         self.costs, self._most = len(most), most
@@ -95,33 +95,33 @@ class _BoundRule:
         relaxed = np.array([(item.loss + item.costs @ self._price).min() for item in items])
         self._rest = np.append(np.cumsum(relaxed[::-1])[::-1], 0.0)
 
-    def kept(self, number: int, costs: Floats, loss: Floats) -> Indices:
-        """Return the places of the states that stay after item ``number``."""
+    def select(self, number: int, costs: Floats, loss: Floats) -> Indices:
+        """Return the places of the states that survive item ``number``."""
         slack = self._most * (1 + 1e-12) - self._ahead[number + 1]
-        kept = np.flatnonzero((costs <= slack).all(axis=1))
+        places = np.flatnonzero((costs <= slack).all(axis=1))
         value = loss + (costs - self._most) @ self._price + self._rest[number + 1]  # no completion has less loss
-        kept = kept[value[kept] <= self._best + _ROUNDING * (abs(self._best) + 1e-300)]
-        if len(kept) <= _EXACT:
-            return kept
+        places = places[value[places] <= self._best + _ROUNDING * (abs(self._best) + 1e-300)]
+        if len(places) <= _EXACT:
+            return places
         cells = _CELLS[self.costs - 1]
-        index = np.zeros(len(kept), dtype=np.intp)
+        index = np.zeros(len(places), dtype=np.intp)
         for place in range(self.costs):
-            own = costs[kept, place]
+            own = costs[places, place]
             index = index * cells + _cell(own - own.min(), float(np.ptp(own)), cells)
-        kept = kept[np.union1d(_least(value[kept], index, cells**self.costs), np.argmin(costs[kept], axis=0))]
-        return kept
+        places = places[np.union1d(_least(value[places], index, cells**self.costs), np.argmin(costs[places], axis=0))]
+        return places
 
 
 def _run(items: list[Item], rule: _FrontRule | _BoundRule) -> tuple[Floats, Floats, Indices]:
-    """Add item after item to the states."""
+    """Extend the states item by item, then trace back the options of the final states."""
     costs, loss = np.zeros((1, rule.costs)), np.zeros(1)
     steps: list[tuple[Indices, Indices]] = []
     for number, item in enumerate(items):
         costs = (costs[:, None, :] + item.costs[None, :, :]).reshape(-1, rule.costs)
         loss = (loss[:, None] + item.loss[None, :]).ravel()
-        kept = rule.kept(number, costs, loss)
-        steps.append((kept // len(item.loss), kept % len(item.loss)))
-        costs, loss = costs[kept], loss[kept]
+        survivors = rule.select(number, costs, loss)
+        steps.append((survivors // len(item.loss), survivors % len(item.loss)))
+        costs, loss = costs[survivors], loss[survivors]
     places = np.zeros((len(loss), len(steps)), dtype=np.intp)
     states = np.arange(len(loss))
     for number in range(len(steps) - 1, -1, -1):
@@ -132,22 +132,22 @@ def _run(items: list[Item], rule: _FrontRule | _BoundRule) -> tuple[Floats, Floa
 
 
 def _pareto(cost: Floats, loss: Floats) -> Indices:
-    """Return the places of the states that no other beats, by rising cost."""
+    """Return the places of the undominated states, by rising cost."""
     order = np.lexsort((loss, cost))
     ordered = loss[order]
     least = np.minimum.accumulate(ordered)
-    kept = np.ones(len(order), dtype=bool)
-    kept[1:] = ordered[1:] < least[:-1]
-    return order[kept]
+    is_best = np.ones(len(order), dtype=bool)
+    is_best[1:] = ordered[1:] < least[:-1]
+    return order[is_best]
 
 
 def _cell(above: Floats, span: float, cells: int) -> Indices:
-    """Return the cell of costs above the least, finer where they are low."""
+    """Return the cell of each cost, given as its distance above the least; cells are finer at low costs."""
     if span <= 0:
         return np.zeros(len(above), dtype=np.intp)
     part = np.log1p(np.maximum(above, 0.0) / (_BEND * span)) / np.log1p(1 / _BEND)
-    found: Indices = np.minimum((cells * part).astype(np.intp), cells - 1)
-    return found
+    cell: Indices = np.minimum((cells * part).astype(np.intp), cells - 1)
+    return cell
 
 
 def _edge(cells: Indices, span: float, count: int) -> Floats:
@@ -160,9 +160,9 @@ def _least(value: Floats, index: Indices, cells: int) -> Indices:
     """Return the place of the least value of each cell, the first of equal ones."""
     best = np.full(cells, np.inf)
     np.minimum.at(best, index, value)
-    found = np.flatnonzero(value == best[index])
-    _, firsts = np.unique(index[found], return_index=True)
-    return found[firsts]
+    places = np.flatnonzero(value == best[index])
+    _, firsts = np.unique(index[places], return_index=True)
+    return places[firsts]
 
 
 def _hull_steps(item: Item) -> tuple[Floats, Floats]:
@@ -182,9 +182,9 @@ def _hull_steps(item: Item) -> tuple[Floats, Floats]:
 
 
 def _prices(items: list[Item], most: Floats) -> tuple[Floats, float]:
-    """Return prices of the costs whose relaxation has the highest least loss found, and the least loss of a real point.
+    """Return the prices of the costs with the best Lagrangian bound, and the least loss of a feasible assignment.
 
-    Subgradient ascent of the Lagrangian dual. The loss is infinite where no assignment seen keeps the bounds.
+    Subgradient ascent of the Lagrangian dual. The loss is infinite if no visited assignment satisfies the bounds.
     """
     scale = np.maximum(most, sum(item.costs.max(axis=0) for item in items) * 1e-6) if items else most
     scale = np.maximum(scale, 1e-300)
@@ -194,14 +194,14 @@ def _prices(items: list[Item], most: Floats) -> tuple[Floats, float]:
         loss[number, : len(item.loss)], costs[number, : len(item.loss)] = item.loss, item.costs / scale
     bounds = most / scale
     rows = np.arange(len(items))
-    found = np.inf
+    best_loss = np.inf
 
     def relaxed(prices: Floats) -> tuple[float, Floats]:
-        """Return the dual value and by how much its assignment passes the bounds."""
-        nonlocal found
+        """Return the dual value, and by how much its assignment exceeds the bounds."""
+        nonlocal best_loss
         choice = np.argmin(loss + costs @ prices, axis=1)
         gap, own = costs[rows, choice].sum(axis=0) - bounds, float(loss[rows, choice].sum())
-        found = min(found, own) if (gap <= 0).all() else found
+        best_loss = min(best_loss, own) if (gap <= 0).all() else best_loss
         return own + float(prices @ gap), gap
 
     spread = sum(float(np.ptp(item.loss)) for item in items)
@@ -211,11 +211,11 @@ def _prices(items: list[Item], most: Floats) -> tuple[Floats, float]:
         if dual > best:
             best, best_prices = dual, prices
         norm = float(gap @ gap)
-        if norm < 1e-24 or best >= found:
+        if norm < 1e-24 or best >= best_loss:
             break
-        # Polyak's step towards the least loss known, and a shrinking one where none is.
-        aim = found - dual if np.isfinite(found) else spread
+        # Polyak's step towards the least known loss; a shrinking step while none is known.
+        aim = best_loss - dual if np.isfinite(best_loss) else spread
         prices = np.maximum(prices + aim / (1 + step / 20) * gap / norm, 0.0)
     for factor in 1 + np.geomspace(1e-4, 1e3, 60):
         relaxed(best_prices * factor)
-    return best_prices / scale, found
+    return best_prices / scale, best_loss

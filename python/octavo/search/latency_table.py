@@ -1,4 +1,4 @@
-"""LatencyTable: seconds of each group of layers in each format, and of everything else: plain data, no model inside."""
+"""LatencyTable: seconds of each group of layers in each format, and of the rest of the model. Plain data."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class LatencyTable:
     """Seconds of one call, by group and format, as :func:`octavo.search.measure_latency` measured them.
 
     ``seconds``: float64 ``[groups, formats]`` of the sensitivity, NaN where a group cannot have the format. ``rest``:
-    seconds of the float model outside the groups. ``whole``: of the float model. ``samples``: of the call. Raises
-    DataError for values that are no seconds.
+    seconds of the float model outside the groups. ``whole``: seconds of the float model. ``samples``: samples of the
+    call. Raises DataError for negative, infinite or misshaped values.
     """
 
     seconds: NDArray[np.float64]
@@ -46,8 +46,8 @@ class LatencyTable:
         """Return the seconds of an assignment: the sum over its groups, and the rest."""
         for group in sensitivity.groups:
             if choice.get(group.name) not in sensitivity.formats:
-                told = f"choice gives {group.name!r} the format {shown(choice.get(group.name))}"
-                raise ConfigError(f"{told}; accepted are {', '.join(sensitivity.formats)}")
+                problem = f"choice gives {group.name!r} the format {shown(choice.get(group.name))}"
+                raise ConfigError(f"{problem}; accepted are {', '.join(sensitivity.formats)}")
         columns = {text: column for column, text in enumerate(sensitivity.formats)}
         picks = [self.seconds[row, columns[choice[group.name]]] for row, group in enumerate(sensitivity.groups)]
         return float(np.sum(picks)) + self.rest

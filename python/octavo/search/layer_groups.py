@@ -1,4 +1,4 @@
-"""Groups: the layers of a model that get one format together, found from its module tree and one forward pass."""
+"""Groups of layers that get the same format, derived from the module tree and one forward pass."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ _MOST_NAMES = 4
 
 @dataclass(frozen=True, eq=False)
 class LayerGroup:
-    """A group and the tensors that it is of: ``sites`` of every layer, ``unique`` one for each parameter."""
+    """A group and its tensors: ``sites`` has one entry for each layer, ``unique`` one for each parameter."""
 
     group: Group
     sites: tuple[Site, ...]
     unique: tuple[Site, ...]
 
     @property
-    def held(self) -> int:
-        """Bytes of the tensors as they are; 0 of inputs."""
+    def nbytes(self) -> int:
+        """Bytes of the float tensors; 0 for inputs."""
         return sum(site.nbytes(None) for site in self.unique) if self.group.role == "weight" else 0
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """The groups of a model, the layers that were excluded, bytes outside the groups, parameters, and remarks."""
+class ModelGroups:
+    """The groups of a model, the excluded layers (``kept``), bytes outside the groups, parameters, and remarks."""
 
     groups: tuple[LayerGroup, ...]
     kept: tuple[str, ...]
@@ -54,23 +54,23 @@ class Found:
 
 def find_groups(
     model: nn.Module, batch: Any, roles: Sequence[str], share: Iterable[str], exclude: Iterable[str]
-) -> Found:
+) -> ModelGroups:
     """Return the groups of every linear layer, convolution and embedding of a float model.
 
-    Together are: layers that hold one parameter; layers of one module that read the same tensor, as query, key and
-    value do; the experts of a mixture, layer by layer; and what a selector of ``share`` names. ``exclude``: selectors
-    of layers that stay. Raises DTypeError for models that are quantized already, ModelError for selectors that select
-    nothing and models without such layers.
+    One group has: layers with the same parameter; layers of one module that read the same tensor, such as query, key
+    and value; the experts of a mixture, layer by layer; the layers that a selector of ``share`` names. ``exclude``:
+    selectors of layers that are not quantized. Raises DTypeError for models that are quantized already, ModelError for
+    selectors that select nothing and models without such layers.
     """
     _check_float(model)
     every = model_sites(model)
     sites = candidates(model, every)
     if not sites:
         raise ModelError(f"{type(model).__name__} has no linear layer, convolution or embedding to choose a format for")
-    kept = {path for text in exclude for path in matching(sites, text, "exclude")}
-    # What another holder keeps as it is would be there twice.
+    excluded = {path for text in exclude for path in matching(sites, text, "exclude")}
+    # A tensor that is also used where it cannot be quantized stays float, or the file would store it twice.
     beyond = {id(site.tensor): site for site in every if site.problem is not None and site.tensor is not None}
-    tied_to_kept = {id(site.tensor) for site in sites if site.module in kept} | beyond.keys()
+    tied_to_kept = {id(site.tensor) for site in sites if site.module in excluded} | beyond.keys()
     free = [site for site in sites if id(site.tensor) not in tied_to_kept]
     if not free:
         raise ModelError(f"{type(model).__name__}: every layer stays as it is; there is none to choose a format for")
@@ -83,10 +83,10 @@ def find_groups(
         chosen = [path for path in matching(sites, text, "share") if path in together]
         for path in chosen[1:]:
             together.join(chosen[0], path)
-    found: list[LayerGroup] = []
+    groups: list[LayerGroup] = []
     for layers in together.sets():
         own = [site for site in free if site.module in layers]
-        found += _of_layers(model, own, roles, macs)
+        groups += _of_layers(model, own, roles, macs)
     values, _ = stored_state(model)
     total = sum(value.nbytes for value in values.values() if isinstance(value, Tensor))
     still = sorted(path for path in together if path not in macs)
@@ -96,25 +96,28 @@ def find_groups(
         for site in sites
         if id(site.tensor) in beyond
     ]
-    return Found(
-        tuple(found),
+    return ModelGroups(
+        tuple(groups),
         tuple(site.module for site in sites if id(site.tensor) in tied_to_kept),
-        total - sum(group.held for group in found),
+        total - sum(group.nbytes for group in groups),
         sum(parameter.numel() for parameter in model.parameters()),
         tuple(notes),
     )
 
 
-def matching(sites: Sequence[Site], text: str, what: str) -> list[str]:
-    """Return the layers that a selector means. Raises ModelError with the nearest names where there are none."""
+def matching(sites: Sequence[Site], text: str, label: str) -> list[str]:
+    """Return the layers that a selector matches. Raises ModelError with the nearest names where there are none.
+
+    ``label``: names the selector in the error.
+    """
     try:
         selector = parse_selector(text)
         options = {selector.kind: selector.pattern, "pick": selector.pick} if selector.kind else {}
         rule = Rule(**options, weight=KEEP)  # type: ignore[arg-type] # keys are those of a rule
-        found = decide([rule], sites, kind="layer")
+        decisions = decide([rule], sites, kind="layer")
     except FormatError as error:
-        raise ModelError(f"{what} {text!r}: {error}") from None
-    return [decision.site.module for decision in found if decision.rule is not None]
+        raise ModelError(f"{label} {text!r}: {error}") from None
+    return [decision.site.module for decision in decisions if decision.rule is not None]
 
 
 def _check_float(model: nn.Module) -> None:
@@ -149,7 +152,7 @@ def _join(together: _Union, sites: Iterable[Site], key: Any) -> None:
 
 
 class _Union:
-    """Sets of names that are joined, in the order in which the names were given."""
+    """Disjoint sets of names, in the order of the names."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._set = {name: {name: None} for name in names}
@@ -171,7 +174,7 @@ class _Union:
 
 
 def _first_pass(model: nn.Module, batch: Any, sites: Sequence[Site]) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return what each layer reads, where it runs once, and its multiply-adds for one sample."""
+    """Return the input of each layer that runs once, as an identity, and its multiply-adds for one sample."""
     modules = {model.get_submodule(site.module): site for site in sites}
     reads: dict[str, Any] = {}
     calls: Counter[str] = Counter()
@@ -205,24 +208,24 @@ def _first_pass(model: nn.Module, batch: Any, sites: Sequence[Site]) -> tuple[di
 def _of_layers(
     model: nn.Module, sites: Sequence[Site], roles: Sequence[str], macs: Mapping[str, int]
 ) -> list[LayerGroup]:
-    # Of tied tensors the one of a lookup stands for all: what it cannot have, none of them can.
+    # A lookup represents the layers it is tied to: a format that it cannot have, none of them can have.
     ordered = sorted(sites, key=lambda site: not site.is_lookup)
     first = {id(site.tensor): site for site in reversed(ordered)}
     unique = [site for site in sites if first[id(site.tensor)] is site]
     name = _name([site.module for site in unique])
     total = sum(macs.get(site.module, 0) for site in sites)
-    found = []
+    groups = []
     if "weight" in roles:
         weight = Group(
             name, "weight", tuple(site.module for site in sites), tuple(site.path for site in unique),
             sum(site.elements for site in unique), total,
         )  # fmt: skip
-        found.append(LayerGroup(weight, tuple(sites), tuple(unique)))
+        groups.append(LayerGroup(weight, tuple(sites), tuple(unique)))
     multiplied = [site for site in sites if _takes_input(model, site) and site.module in macs]
     if "input" in roles and multiplied:
-        given = Group(name + INPUT, "input", tuple(site.module for site in multiplied), macs=total)
-        found.append(LayerGroup(given, tuple(multiplied), ()))
-    return found
+        inputs = Group(name + INPUT, "input", tuple(site.module for site in multiplied), macs=total)
+        groups.append(LayerGroup(inputs, tuple(multiplied), ()))
+    return groups
 
 
 def _takes_input(model: nn.Module, site: Site) -> bool:

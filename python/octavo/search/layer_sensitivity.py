@@ -1,4 +1,4 @@
-"""Sensitivity: what each format costs each group of layers, in loss and in bytes: plain data, no model inside."""
+"""Sensitivity: the loss and the bytes of each group of layers in each format, as plain data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ROLES = ("weight", "input")
-INPUT = " input"  # ends the name of a group of inputs, after the name of the group of weights of the same layers
+INPUT = " input"  # suffix of the name of a group of inputs, after the name of the group of weights of these layers
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Group:
     """Layers that get one format together, in one role.
 
     ``role``: ``weight`` or ``input``. ``layers``: module paths, as recipes name them. ``tensors``: full names of the
-    parameters, tied ones once; none for inputs. ``elements``: of the tensors. ``macs``: multiply-adds of the layers for
-    one sample, 0 for lookups. ``is_default``: recipes select all of the layers without a selector.
+    parameters, tied ones once; none for inputs. ``elements``: elements of the tensors. ``macs``: multiply-adds of the
+    layers for one sample, 0 for lookups. ``is_default``: a rule without a selector selects all of the layers.
     """
 
     name: str
@@ -45,14 +45,14 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Sensitivity:
-    """The loss and the bytes of every group in every format, one group changed at a time.
+    """The loss and the bytes of every group in every format, with one group changed at a time.
 
-    ``formats``: texts as recipes write them; the last is ``keep``, the tensors as they are. ``loss``: float64
+    ``formats``: texts as recipes write them; the last is ``keep``, the float tensors. ``loss``: float64
     ``[groups, formats]``, NaN where a group cannot have the format. ``nbytes``: int64 of the same shape, bytes on disk.
-    ``fixed_nbytes``: of all tensors outside the groups. ``parameters``: of the model, tied ones once. ``divergence``:
-    what the loss is, ``kl``, ``cosine`` or ``mse``, by ``method`` ``divergence`` (measured) or ``fisher`` (estimated).
-    ``kept``: layers that were excluded. ``notes``: sentences about how it was measured. Raises DataError for parts that
-    do not fit each other.
+    ``fixed_nbytes``: bytes of all tensors outside the groups. ``parameters``: number of parameters of the model, tied
+    ones once. ``divergence``: the loss is ``kl``, ``cosine`` or ``mse``. ``method``: ``divergence`` (measured) or
+    ``fisher`` (estimated). ``kept``: layers that were excluded. ``notes``: sentences about the measurement. Raises
+    DataError for inconsistent fields.
     """
 
     groups: tuple[Group, ...]
@@ -91,12 +91,12 @@ class Sensitivity:
 
     @checks_arguments
     def bits(self, nbytes: int) -> float:
-        """Return the bits that ``nbytes`` bytes are for each parameter of the model."""
+        """Return ``nbytes`` as bits per parameter of the model."""
         return 8 * nbytes / self.parameters
 
     @checks_arguments
     def agreement(self, other: Sensitivity) -> float:
-        """Return the rank correlation of the losses of the groups and formats that both have, ``keep`` left out."""
+        """Return the rank correlation of the losses of the groups and formats in both, without ``keep``."""
         rows = {group.name: row for row, group in enumerate(other.groups)}
         columns = {text: column for column, text in enumerate(other.formats)}
         pairs = [
@@ -135,14 +135,14 @@ class Sensitivity:
 
     def to_json(self) -> str:
         """Return everything as JSON: :meth:`from_json` reads it."""
-        told = {
+        arrays = {
             "groups": [asdict(group) for group in self.groups],
             "formats": list(self.formats),
             "loss": [[_plain(value) for value in row] for row in self.loss],
             "nbytes": self.nbytes.tolist(),
         }
         rest = ("fixed_nbytes", "parameters", "divergence", "method", "kept", "notes")
-        return json.dumps(told | {name: getattr(self, name) for name in rest}, indent=1, ensure_ascii=False)
+        return json.dumps(arrays | {name: getattr(self, name) for name in rest}, indent=1, ensure_ascii=False)
 
     @classmethod
     @checks_arguments
@@ -150,13 +150,13 @@ class Sensitivity:
         """Read what :meth:`to_json` wrote. Raises DataError for anything else."""
         if not isinstance(text, str):
             raise DataError(f"sensitivity: JSON is a text, got {type(text).__name__}")
-        told = parse_json(text, "sensitivity", error=DataError)
+        table = parse_json(text, "sensitivity", error=DataError)
         lists = ("groups", "formats", "loss", "nbytes", "kept", "notes")
-        got = {name: member(told, name, list, "sensitivity", error=DataError) for name in lists}
+        got = {name: member(table, name, list, "sensitivity", error=DataError) for name in lists}
         whole = {
-            name: member(told, name, int, "sensitivity", error=DataError) for name in ("fixed_nbytes", "parameters")
+            name: member(table, name, int, "sensitivity", error=DataError) for name in ("fixed_nbytes", "parameters")
         }
-        texts = {name: member(told, name, str, "sensitivity", error=DataError) for name in ("divergence", "method")}
+        texts = {name: member(table, name, str, "sensitivity", error=DataError) for name in ("divergence", "method")}
         try:
             loss = [[math.nan if value is None else value for value in row] for row in got["loss"]]
             return cls(
@@ -180,13 +180,13 @@ def _plain(value: float) -> float | None:
 def _group(table: object) -> Group:
     if not isinstance(table, Mapping):
         raise DataError(f"sensitivity: a group is a table, got {type(table).__name__}")
-    what = "a group"
+    label = "a group"
     return Group(
-        name=member(table, "name", str, what, error=DataError),
-        role=member(table, "role", str, what, error=DataError),
-        layers=tuple(map(str, member(table, "layers", list, what, error=DataError))),
-        tensors=tuple(map(str, member(table, "tensors", list, what, error=DataError))),
-        elements=member(table, "elements", int, what, error=DataError),
-        macs=member(table, "macs", int, what, error=DataError),
-        is_default=member(table, "is_default", bool, what, error=DataError),
+        name=member(table, "name", str, label, error=DataError),
+        role=member(table, "role", str, label, error=DataError),
+        layers=tuple(map(str, member(table, "layers", list, label, error=DataError))),
+        tensors=tuple(map(str, member(table, "tensors", list, label, error=DataError))),
+        elements=member(table, "elements", int, label, error=DataError),
+        macs=member(table, "macs", int, label, error=DataError),
+        is_default=member(table, "is_default", bool, label, error=DataError),
     )

@@ -1,4 +1,4 @@
-"""What a model costs where it runs: peak memory and seconds of a call, before and after, as rows of a report."""
+"""Runtime costs of a model: peak memory and seconds of a call, before and after, as rows of a report."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from octavo.data.batches import call_on, map_leaves, tensors_in
 from octavo.train.model_outputs import evaluating
 
-#: Samples of the calls that a report tells.
+#: Batch sizes of the latencies in a report.
 SIZES = (1, 32)
-_RUNS, _SECONDS = 15, 4.0  # of a latency: rounds, and seconds after which three are enough
+_RUNS, _SECONDS = 15, 4.0  # rounds of a latency, and seconds after which three rounds are enough
 _PEAK = "weights, and the most bytes of tensors that were alive at once in a call"
 
 
@@ -37,28 +37,28 @@ def cost_row(
 
 
 def forward_costs(before: nn.Module, after: nn.Module, batch: Any) -> list[dict[str, Any]]:
-    """Return peak memory, and latencies at 1 and 32 samples, of two models; a row says why it has no values.
+    """Return peak memory, and latencies at 1 and 32 samples, of two models.
 
-    ``batch``: what both are called with, cut or repeated to so many samples.
+    A row without values has the reason. ``batch``: the input of both, cut or repeated to 1 and 32 samples.
     """
     rows, largest = [], batch
     label = "peak memory"
     for size in SIZES:
-        name, told = f"latency_{size}", f"latency, batch {size}"
+        name, title = f"latency_{size}", f"latency, batch {size}"
         try:
-            found = latencies({"before": before, "after": after}, resized(batch, size))
+            seconds = latencies({"before": before, "after": after}, resized(batch, size))
         except Exception as error:  # whatever a model does with a batch of another size
             reason = f"the model does not take {size} samples: {error}"[:300]
-            rows.append(cost_row(name, told, "s", missing=reason))
+            rows.append(cost_row(name, title, "s", missing=reason))
             continue
-        rows.append(cost_row(name, told, "s", found["before"], found["after"], interval="IQR"))
+        rows.append(cost_row(name, title, "s", seconds["before"], seconds["after"], interval="IQR"))
         largest, label = resized(batch, size), f"peak memory, batch {size}"
     peaks = [peak_bytes(model, largest) for model in (before, after)]
     return [cost_row("peak_bytes", label, "B", *peaks, told=_PEAK), *rows]
 
 
 def latencies(models: Mapping[str, nn.Module], batch: Any) -> dict[str, dict[str, Any]]:
-    """Return median and quartiles of the seconds of forward passes of models, which take turns."""
+    """Return median and quartiles of the seconds of forward passes; the models take turns."""
     with evaluating(*models.values()) as own:
         return seconds_in_turn({name: partial(call_on, model, batch) for name, model in zip(models, own, strict=True)})
 
@@ -76,8 +76,8 @@ def resized(batch: Any, size: int) -> Any:
 
 
 def seconds_in_turn(calls: Mapping[str, Callable[[], object]]) -> dict[str, dict[str, Any]]:
-    """Return median and quartiles of the seconds of calls, which take turns; two rounds warm up."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    """Return median and quartiles of the seconds of calls; the calls take turns, after two rounds of warm-up."""
+    timings: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(2):
         for call in calls.values():
             call()
@@ -88,18 +88,18 @@ def seconds_in_turn(calls: Mapping[str, Callable[[], object]]) -> dict[str, dict
         for name, call in calls.items():
             begin = time.perf_counter()
             call()
-            found[name].append(time.perf_counter() - begin)
-    return {name: quartiles(seconds) for name, seconds in found.items()}
+            timings[name].append(time.perf_counter() - begin)
+    return {name: quartiles(seconds) for name, seconds in timings.items()}
 
 
 def quartiles(values: list[float]) -> dict[str, Any]:
-    """Return the VALUE of a report: the median, between the quartiles."""
+    """Return the VALUE of a report: median, lower and upper quartile, count."""
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return {"value": middle, "low": low, "high": high, "count": len(values)}
 
 
 def peak_bytes(model: nn.Module, batch: Any) -> int:
-    """Return the bytes of a model's tensors, and the most of tensors that were alive at once in a call."""
+    """Return the bytes of a model's tensors plus the peak bytes of tensors alive at once during a call."""
     with evaluating(model) as (model,):
         call_on(model, batch)
         with _Alive((*model.parameters(), *model.buffers(), *tensors_in(batch))) as alive:
@@ -108,23 +108,23 @@ def peak_bytes(model: nn.Module, batch: Any) -> int:
 
 
 class _Alive(TorchDispatchMode):
-    """Counts the bytes of storages that operators make inside and nobody has let go; ``given``: those from before."""
+    """Counts the bytes of live storages that operators allocate inside; ``existing`` tensors do not count."""
 
-    def __init__(self, given: Iterable[torch.Tensor]) -> None:
+    def __init__(self, existing: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch's own
-        self._known = {tensor.untyped_storage()._cdata: 0 for tensor in given}
+        self._known = {tensor.untyped_storage()._cdata: 0 for tensor in existing}
         self.live = self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for tensor in tensors_in(found):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tensors_in(result):
             storage = tensor.untyped_storage()
             if storage._cdata not in self._known:
                 self._known[storage._cdata] = storage.nbytes()
                 self.live += storage.nbytes()
                 self.peak = max(self.peak, self.live)
                 weakref.finalize(storage, self._freed, storage._cdata)
-        return found
+        return result
 
     def _freed(self, storage: int) -> None:
         self.live -= self._known.pop(storage)
@@ -132,7 +132,7 @@ class _Alive(TorchDispatchMode):
 
 def held_bytes(model: nn.Module) -> int:
     """Return the bytes of a model's parameters and buffers in memory, shared ones once."""
-    held = {
+    sizes = {
         tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers()) if tensor.numel()
     }  # fmt: skip
-    return sum(held.values())
+    return sum(sizes.values())

@@ -1,4 +1,4 @@
-"""Measured divergences: what each format does to each group of layers, one at a time, on calibration data."""
+"""Measured divergences: the effect of each format on each group of layers, one at a time, on calibration data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from octavo.search.fingerprints import identity_of, warn_of_unknown
 from octavo.search.fisher_scores import fisher_scores
 from octavo.search.forked_workers import check_workers, measured_by
 from octavo.search.journal import Journal
-from octavo.search.layer_groups import Found, LayerGroup, find_groups
+from octavo.search.layer_groups import LayerGroup, ModelGroups, find_groups
 from octavo.search.layer_sensitivity import ROLES, Sensitivity
 from octavo.search.output_divergence import Output
 from octavo.search.prefix_cache import SharedPasses
@@ -36,7 +36,7 @@ from octavo.tensors.formats import Format
 from octavo.train.unpadded_samples import unpadded
 
 METHODS = ("divergence", "fisher")
-_FORMAT_TEXT = 4  # bytes of a static scale, beside the text of its format
+_SCALE_BYTES = 4  # bytes of a static scale, stored beside the text of its format
 
 
 @checks_arguments
@@ -57,23 +57,23 @@ def measure_sensitivity(
     subject: str = "",
     progress: bool | Report = True,
 ) -> Sensitivity:
-    """Return what every format costs every group of layers of a float model, in loss and in bytes.
+    """Return the loss and the bytes of every group of layers of a float model in every format.
 
     One group is rounded at a time, and the outputs are compared with those of the float model: relative entropy of
-    scores (``kl``), 1 - cosine of embeddings (``cosine``); ``divergence`` and ``output``, a function of the model's
-    output and the batch that returns ``[rows, channels]``, decide otherwise. ``batches``: as for
-    :func:`octavo.quantize_model`, ``samples`` of them. ``formats``: as recipes write them, ``int4:g32@mse``; ``keep``
-    is always among them. ``roles``: ``weight``, ``input`` or both. Layers that read one tensor, that hold one
-    parameter, and experts of a mixture form one group, and so do layers that a selector of ``share`` names; those that
-    ``exclude`` names stay. ``method`` ``fisher``: an estimate from one backward pass a batch, instead of a forward pass
-    for each group and format.
+    scores (``kl``), or 1 - cosine of embeddings (``cosine``). ``divergence`` chooses another measure. ``output``: a
+    function of the model's output and the batch that returns the vectors to compare, ``[rows, channels]``.
+    ``batches``: as for :func:`octavo.quantize_model`, ``samples`` of them. ``formats``: as recipes write them,
+    ``int4:g32@mse``; ``keep`` is always added. ``roles``: ``weight``, ``input`` or both. Layers that read one tensor,
+    layers with one parameter, the experts of a mixture, and the layers that a selector of ``share`` names form one
+    group. ``exclude``: selectors of layers that are not quantized. ``method`` ``fisher``: an estimate from one backward
+    pass per batch, instead of a forward pass for each group and format.
 
-    Only what comes after the changed layer runs; ``notes`` of the result tell where that was not possible. ``workers``:
-    processes that measure, forks of this one with a thread each; for models on the CPU. ``journal``:
-    a folder, or an open Journal: what was measured is found there again, after ``kill -9`` too. ``subject``: a
-    text that names the model, the data and ``output`` there; without it they are known by content, and an
-    IdentityWarning names what has none that can be read. The model is never written: a copy of its modules, over the
-    memory of its parameters, is measured.
+    Only the modules after the changed layer run; ``notes`` of the result say where that was not possible. ``workers``:
+    number of processes that measure, forks of this one with a thread each; for models on the CPU. ``journal``: a
+    folder, or an open Journal, with results that are not measured again, also after ``kill -9``. ``subject``: a text
+    that names the model, the data and ``output`` in the journal. Without it they are identified by content, and an
+    IdentityWarning names parts that cannot be digested. The model is never written: a copy of its modules, which shares
+    the memory of its parameters, is measured.
 
     Raises ConfigError, FormatError, ModelError and DTypeError for arguments that do not fit, CalibrationError for
     batches that the model cannot take.
@@ -90,50 +90,50 @@ def measure_sensitivity(
     model = shared_copy(model)
     refuse_meta(model, "measure_sensitivity")
     data = list(unpadded(model, Batches(batches, samples)))
-    found = find_groups(model, data[0], roles, share, exclude)
+    groups = find_groups(model, data[0], roles, share, exclude)
     show = Stages(progress)
     with undisturbed(model):
         if journal is not None and method != "fisher" and not subject:
             known = identity_of(model=model, data=data, output=output)
             warn_of_unknown(known.unknown)
             subject = str(known)
-        run = _Run(model, data, found, specs, output, divergence, show)
+        run = _Run(model, data, groups, specs, output, divergence, show)
         if method == "fisher":
-            loss = fisher_scores(model, data, found.groups, run.passes.reader, run.rounded, specs, show)
+            loss = fisher_scores(model, data, groups.groups, run.passes.reader, run.rounded, specs, show)
         else:
             loss = _measured(run, journal, subject, show, workers)
     return Sensitivity(
-        groups=tuple(group.group for group in found.groups),
+        groups=tuple(group.group for group in groups.groups),
         formats=(*(spec_text(spec) for spec in specs), KEEP),
         loss=np.column_stack([loss, np.zeros(len(loss))]),
-        nbytes=np.array([[*(_nbytes(group, spec) for spec in specs), group.held] for group in found.groups]),
-        fixed_nbytes=found.fixed_nbytes,
-        parameters=found.parameters,
+        nbytes=np.array([[*(_nbytes(group, spec) for spec in specs), group.nbytes] for group in groups.groups]),
+        fixed_nbytes=groups.fixed_nbytes,
+        parameters=groups.parameters,
         divergence=run.passes.reader.kind,
         method=method,
-        kept=found.kept,
-        notes=(*found.notes, *run.passes.notes, *_without_effect(found, loss)),
+        kept=groups.kept,
+        notes=(*groups.notes, *run.passes.notes, *_without_effect(groups, loss)),
     )
 
 
 def _specs(formats: Iterable[str | Format | Spec]) -> list[Spec]:
-    given = [formats] if isinstance(formats, str | Format | Spec) else list(formats)
-    specs = list(dict.fromkeys(spec for text in given if (spec := read_spec(text)) is not None))
+    choices = [formats] if isinstance(formats, str | Format | Spec) else list(formats)
+    specs = list(dict.fromkeys(spec for text in choices if (spec := read_spec(text)) is not None))
     if not specs:
         raise ConfigError("no format to measure; give some, such as 'int4:g32', 'int8:channel', 'nf4'")
     return specs
 
 
-def _nbytes(found: LayerGroup, spec: Spec) -> int:
-    """Return the bytes of a group in a format on disk; of inputs those of their fixed scales."""
-    if found.group.role == "input":
+def _nbytes(group: LayerGroup, spec: Spec) -> int:
+    """Return the bytes of a group in a format on disk; for inputs, the bytes of their static scales."""
+    if group.group.role == "input":
         fixed = spec.calibration is not None and spec.format.scale_type is not None
-        return len(found.sites) * (_FORMAT_TEXT + len(str(spec.format))) if fixed else 0
-    return sum(site.nbytes(spec.format) for site in found.unique)
+        return len(group.sites) * (_SCALE_BYTES + len(str(spec.format))) if fixed else 0
+    return sum(site.nbytes(spec.format) for site in group.unique)
 
 
-def _without_effect(found: Found, loss: np.ndarray[Any, Any]) -> Iterator[str]:
-    still = [group.group.name for group, row in zip(found.groups, loss, strict=True) if not np.nan_to_num(row).any()]
+def _without_effect(groups: ModelGroups, loss: np.ndarray[Any, Any]) -> Iterator[str]:
+    still = [group.group.name for group, row in zip(groups.groups, loss, strict=True) if not np.nan_to_num(row).any()]
     if still:
         yield f"no format of these changes the output on this data: {', '.join(still[:6])}"
 
@@ -142,17 +142,17 @@ class _Run:
     """The model, its data and its cached passes, and each group in each format."""
 
     def __init__(
-        self, model: nn.Module, batches: list[Any], found: Found, specs: list[Spec], output: Output | None,
+        self, model: nn.Module, batches: list[Any], groups: ModelGroups, specs: list[Spec], output: Output | None,
         divergence: str | None, show: Stages,
     ) -> None:  # fmt: skip
         """Run the batches through the float model."""
-        self.model, self.found, self.specs = model, found, specs
+        self.model, self.groups, self.specs = model, groups.groups, specs
         self._seen: dict[str, Statistics] = {}
         self._hessians: tuple[LayerGroup | None, dict[str, Tensor]] = (None, {})
-        layers = {model.get_submodule(site.module): site for group in found.groups for site in group.sites}
+        layers = {model.get_submodule(site.module): site for group in groups.groups for site in group.sites}
         with show.stage("running the float model", len(batches)) as advance:
             self.passes = SharedPasses(model, batches, layers, output=output, divergence=divergence, advance=advance)
-        inputs = {module for group in found.groups if group.group.role == "input" for module in self.modules(group)}
+        inputs = {module for group in groups.groups if group.group.role == "input" for module in self.modules(group)}
         if inputs and any(spec.calibration is not None and spec.format.scale_type is not None for spec in specs):
             with _hooked(list(inputs), lambda module, x: self._see(layers[module].module, x)):
                 for _ in self.passes.rows([]):
@@ -161,56 +161,56 @@ class _Run:
     def _see(self, path: str, x: Tensor) -> None:
         self._seen.setdefault(path, Statistics()).add(seen_of(x), f"{path}: input")
 
-    def modules(self, found: LayerGroup) -> list[nn.Module]:
+    def modules(self, group: LayerGroup) -> list[nn.Module]:
         """Return the layers of a group."""
-        return [self.model.get_submodule(site.module) for site in found.sites]
+        return [self.model.get_submodule(site.module) for site in group.sites]
 
-    def rounded(self, found: LayerGroup, spec: Spec) -> dict[Site, Any] | None:
-        """Return what each tensor of a group becomes: a weight, or the quantizer of an input; None if it cannot be."""
-        made: dict[Site, Any] = {}
-        for site in found.unique if found.group.role == "weight" else found.sites:
+    def rounded(self, group: LayerGroup, spec: Spec) -> dict[Site, Any] | None:
+        """Return the rounded weights of a group, or the quantizers of its inputs; None if it cannot have the format."""
+        rounding: dict[Site, Any] = {}
+        for site in group.unique if group.group.role == "weight" else group.sites:
             one: Any
-            if found.group.role == "weight":
-                one = rounded_weight(self.model, site, spec, partial(self._hessian, found, site, spec))
+            if group.group.role == "weight":
+                one = rounded_weight(self.model, site, spec, partial(self._hessian, group, site, spec))
             else:
                 one = input_quantizer(site, spec, self._seen.get(site.module))
             if one is None:
                 return None
-            made[site] = one
-        return made
+            rounding[site] = one
+        return rounding
 
-    def _hessian(self, found: LayerGroup, site: Site, spec: Spec) -> Tensor:
-        """Return the Hessian of a layer's inputs in the float model; those of one group are kept at a time."""
-        if self._hessians[0] is not found:
+    def _hessian(self, group: LayerGroup, site: Site, spec: Spec) -> Tensor:
+        """Return the Hessian of a layer's inputs in the float model; the Hessians of one group are cached."""
+        if self._hessians[0] is not group:
             products = {
                 self.model.get_submodule(one.module): Products(
                     simulated(self.model.get_submodule(one.module), spec, one.module)
                 )
-                for one in found.unique
+                for one in group.unique
                 if not one.is_lookup
             }
             with _hooked(list(products), lambda module, x: products[module].add(x)):
                 for _ in self.passes.rows(list(products)):
                     pass
-            named = {one.module: products.get(self.model.get_submodule(one.module)) for one in found.unique}
-            self._hessians = (found, {path: made.hessian() for path, made in named.items() if made is not None})
+            named = {one.module: products.get(self.model.get_submodule(one.module)) for one in group.unique}
+            self._hessians = (group, {path: sums.hessian() for path, sums in named.items() if sums is not None})
         return self._hessians[1][site.module]
 
-    def divergence(self, found: LayerGroup, spec: Spec) -> float:
-        """Return the mean divergence with one group rounded; NaN where it cannot be."""
-        made = self.rounded(found, spec)
-        if made is None:
+    def divergence(self, group: LayerGroup, spec: Spec) -> float:
+        """Return the mean divergence with one group rounded; NaN if the group cannot have the format."""
+        rounding = self.rounded(group, spec)
+        if rounding is None:
             return math.nan
-        with _changed(self.model, found, made):
-            return self.passes.divergence(self.modules(found))
+        with _changed(self.model, group, rounding):
+            return self.passes.divergence(self.modules(group))
 
 
 @contextmanager
-def _changed(model: nn.Module, found: LayerGroup, made: dict[Site, Any]) -> Iterator[None]:
-    """Put rounded weights in place of a group's, or round its inputs, inside: of the copy that is measured."""
+def _changed(model: nn.Module, group: LayerGroup, rounding: dict[Site, Any]) -> Iterator[None]:
+    """Replace the weights of a group by rounded ones, or round its inputs, inside; ``model`` is the measured copy."""
     with ExitStack() as stack:
-        for site, one in made.items():
-            if found.group.role == "weight":
+        for site, one in rounding.items():
+            if group.group.role == "weight":
                 parameter = site.tensor
                 assert parameter is not None  # a weight has one
                 stack.callback(setattr, parameter, "data", parameter.data)
@@ -237,10 +237,10 @@ def _hooked(modules: Sequence[nn.Module], see: Callable[[nn.Module, Tensor], Non
 
 
 def _measured(
-    run: _Run, given: Journal | Path | str | None, subject: str, show: Stages, workers: int
+    run: _Run, source: Journal | Path | str | None, subject: str, show: Stages, workers: int
 ) -> np.ndarray[Any, Any]:
-    """Measure group after group, format after format, what the journal does not hold yet."""
-    groups, specs = run.found.groups, run.specs
+    """Return the losses of all groups and formats; those that the journal lacks are measured and added to it."""
+    groups, specs = run.groups, run.specs
     loss = np.full((len(groups), len(specs)), math.nan)
 
     def settings(row: int, column: int) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def _measured(
         }  # fmt: skip
 
     with ExitStack() as stack:
-        journal = given if isinstance(given, Journal) or given is None else stack.enter_context(Journal(given))
+        journal = source if isinstance(source, Journal) or source is None else stack.enter_context(Journal(source))
         advance = stack.enter_context(show.stage("measuring sensitivity", loss.size))
         left = []
         for row, column in np.ndindex(loss.shape):

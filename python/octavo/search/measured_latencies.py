@@ -1,4 +1,4 @@
-"""measure_latency: a table of what this machine's kernels take: shape of the layer x format x shape of its input."""
+"""measure_latency: seconds of this machine's kernels, by shape of the layer, format and shape of the input."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from octavo.search.rounded_layers import simulated
 from octavo.storage.arguments import checks_arguments
 from octavo.train.model_outputs import evaluating
 
-_COPIES = 4  # layers of one shape that are called one after the other, so that no weight stays in the nearest cache
+_COPIES = 4  # layers of one shape that are called in turn, so that weights do not stay in the L1 cache
 _ROUNDS, _BURST_S, _MOST_S = 9, 2e-3, 0.25  # timings of an entry, and seconds of a burst and of an entry
 
 
@@ -45,13 +45,14 @@ def measure_latency(
 ) -> LatencyTable:
     """Return the seconds that each group of layers takes in each format of ``sensitivity`` on one batch.
 
-    Every layer that ``batch`` reaches is packed alone and called on inputs of the shape it has there; layers that agree
-    in class, shape and input are measured once, formats in turn. Seconds of the float model, less those of its layers,
-    are the ``rest``. ``table``: a folder, or an open Journal, where each entry is kept with the machine that it was
-    measured on: the same call goes on where it was stopped, and another model finds the shapes that it shares.
+    Every layer that ``batch`` reaches is packed separately and called on inputs of the shape it has there. Layers with
+    the same class, shape and input are measured once; their formats take turns. The ``rest`` is the seconds of the
+    float model minus those of its layers. ``table``: a folder, or an open Journal, which stores each entry with the
+    machine that it was measured on. An interrupted call continues there, and other models reuse entries of equal
+    shapes.
 
-    A prediction: layers alone find other caches than layers in a model. Raises ConfigError for a sensitivity of inputs,
-    and for one of another model, CalibrationError for a batch that the model cannot take.
+    The result is a prediction: a layer alone finds other cache contents than a layer in a model. Raises ConfigError for
+    a sensitivity of inputs or of another model, CalibrationError for a batch that the model cannot take.
     """
     if any(group.role != "weight" for group in sensitivity.groups):
         raise ConfigError("latencies are of weights in formats; give a sensitivity of roles=('weight',)")
@@ -66,12 +67,12 @@ def measure_latency(
         entries = _entries(layers, _calls(model, batch, layers))
         journal = table if isinstance(table, Journal) or table is None else stack.enter_context(Journal(table))
         specs = [None if text == KEEP else read_spec(text) for text in sensitivity.formats]
-        kept = _Kept(journal)
+        table_entries = _EntryTable(journal)
         with show.stage("measuring latencies of layers", len(entries)) as advance:
             for entry in entries:
-                kept.fill(entry, specs)
+                table_entries.fill(entry, specs)
                 advance()
-        whole = kept.whole(model, batch)
+        whole = table_entries.whole(model, batch)
     own = {path: np.zeros(len(specs)) for path in paths}
     for entry in entries:
         row = np.array([entry.seconds.get(_text(spec), np.nan) for spec in specs])
@@ -86,11 +87,11 @@ def measure_latency(
 class _Entry:
     """Calls that take equal time: of layers of one class and shape, on inputs of one shape.
 
-    ``paths``: a layer for each call of it. ``layers``: some of these layers. ``given``: what one was called with.
+    ``paths``: the layer of each call. ``layers``: some of these layers. ``arguments``: those of one call.
     """
 
     key: dict[str, Any]
-    given: tuple[tuple[Any, ...], dict[str, Any]]
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
     paths: list[str] = field(default_factory=list)
     layers: dict[str, nn.Module] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -100,11 +101,11 @@ _Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 
 def _calls(model: nn.Module, batch: Any, layers: dict[str, nn.Module]) -> list[_Call]:
-    """Return each call of a layer in one forward pass, with what it was given."""
-    found: list[_Call] = []
+    """Return each call of a layer in one forward pass, with its arguments."""
+    calls: list[_Call] = []
 
     def see(path: str) -> Callable[..., None]:
-        return lambda _, args, kwargs: found.append((path, args, dict(kwargs)))
+        return lambda _, args, kwargs: calls.append((path, args, dict(kwargs)))
 
     first = {id(layer): path for path, layer in reversed(layers.items())}
     handles = [layers[path].register_forward_pre_hook(see(path), with_kwargs=True) for path in first.values()]
@@ -113,7 +114,7 @@ def _calls(model: nn.Module, batch: Any, layers: dict[str, nn.Module]) -> list[_
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return calls
 
 
 def _entries(layers: dict[str, nn.Module], calls: Sequence[_Call]) -> list[_Entry]:
@@ -137,44 +138,44 @@ def _entries(layers: dict[str, nn.Module], calls: Sequence[_Call]) -> list[_Entr
     return list(entries.values())
 
 
-class _Kept:
-    """Entries of the table, which are measured where the journal does not hold them."""
+class _EntryTable:
+    """The table of entries: read from the journal, or measured and added to it."""
 
     def __init__(self, journal: Journal | None) -> None:
         self.journal = journal
         self._machine = machine()
 
     def fill(self, entry: _Entry, specs: Sequence[Spec | None]) -> None:
-        """Add the seconds of an entry in each format; formats that the layer cannot have get none."""
+        """Set the seconds of an entry in each format that the layer can have."""
         wanted = {}
         for spec in specs:
-            found = self._find(entry.key, _text(spec))
-            if found is None:
+            timing = self._find(entry.key, _text(spec))
+            if timing is None:
                 wanted[_text(spec)] = spec
-            elif found["seconds"] is not None:
-                entry.seconds[_text(spec)] = found["seconds"]
-        args, kwargs = entry.given
+            elif timing["seconds"] is not None:
+                entry.seconds[_text(spec)] = timing["seconds"]
+        args, kwargs = entry.arguments
         calls = {}
         for text, spec in wanted.items():
-            if (made := _packed(entry, spec)) is None:
+            if (layers := _packed(entry, spec)) is None:
                 self._add(entry.key, text, None)
             else:
-                calls[text] = [_bound(layer, args, kwargs) for layer in made]
+                calls[text] = [_bound(layer, args, kwargs) for layer in layers]
         for text, seconds in _in_turn(calls).items():
             self._add(entry.key, text, seconds)
             entry.seconds[text] = seconds
 
     def whole(self, model: nn.Module, batch: Any) -> float:
-        """Return the seconds of the float model, which no table keeps."""
+        """Return the seconds of the float model, which are not stored in the journal."""
         return _in_turn({"": [lambda: call_on(model, batch)]})[""]
 
     def _settings(self, key: dict[str, Any], text: str) -> dict[str, Any]:
         return {"latency": key, "format": text, "machine": self._machine}
 
     def _find(self, key: dict[str, Any], text: str) -> dict[str, float | None] | None:
-        """Return what the journal holds of an entry, None for nothing.
+        """Return the entry of the journal, or None if it has none.
 
-        Its ``seconds`` are None of a format that the layer cannot have.
+        Its ``seconds`` are None for a format that the layer cannot have.
         """
         record = None if self.journal is None else self.journal.find(self._settings(key, text), "row")
         if self.journal is None or record is None:
@@ -189,16 +190,16 @@ class _Kept:
 
 
 def machine() -> dict[str, Any]:
-    """Return what latencies depend on: processor, instructions, threads, versions."""
-    here, made, facts = computer(torch.device("cpu")), versions(), cpu()
+    """Return the facts that latencies depend on: processor, instructions, threads, versions."""
+    here, release, facts = computer(torch.device("cpu")), versions(), cpu()
     return {
         "cpu": facts["name"], "cores": facts["cores"], "simd": facts["simd_level"], "threads": facts["threads"],
-        "torch_threads": here["threads"], "torch": made["torch"], "octavo": made["octavo"],
+        "torch_threads": here["threads"], "torch": release["torch"], "octavo": release["octavo"],
     }  # fmt: skip
 
 
 def _text(spec: Spec | None) -> str:
-    """Return the format without its calibration, which times do not depend on."""
+    """Return the format without its calibration, because times do not depend on calibration."""
     return KEEP if spec is None else str(spec.format)
 
 
@@ -227,7 +228,7 @@ def _clock(into: list[float], calls: int) -> Iterator[None]:
 
 
 def _in_turn(calls: dict[str, list[Callable[[], object]]]) -> dict[str, float]:
-    """Return the lower quartile of the seconds of a call for each name, which other programs disturb less than a mean.
+    """Return the lower quartile of the seconds of a call for each name; other programs disturb it less than a mean.
 
     Names take turns, and so do the calls of a name.
     """

@@ -1,4 +1,4 @@
-"""Numbers from whatever was given or returned for them."""
+"""Conversion of arguments and results of a user's functions to numbers."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from numpy.typing import NDArray
 from octavo.errors import DataError, DTypeError, OctavoError
 
 
-def number_array(given: Any, what: str, *, whole: bool = False, error: type[OctavoError] = DataError) -> NDArray[Any]:
-    """Return a copy of what was given as an array, float64 or, ``whole``, int64.
+def number_array(values: Any, label: str, *, whole: bool = False, error: type[OctavoError] = DataError) -> NDArray[Any]:
+    """Return a copy of ``values`` as an array of float64 or, with ``whole``, int64.
 
-    Raises ``error``, naming ``what``, for what holds no numbers, for fractions where ``whole``, and for numbers beyond
-    64 bits.
+    Raises ``error``, with ``label`` in its message, for values that are no numbers, for fractions with ``whole``, and
+    for numbers beyond 64 bits.
     """
     accepted = "whole numbers of 64 bits" if whole else "numbers"
     try:
-        found = np.array(given)
-        if found.size and found.dtype.kind not in "biuf":
-            raise error(f"{what} is a {type(given).__name__} of {found.dtype}; accepted are arrays of {accepted}")
-        if whole and found.dtype.kind in "uf":
-            fits = (np.floor(found) == found) & (found >= -(2.0**63)) & (found < 2.0**63)  # NaN is equal to nothing
+        array = np.array(values)
+        if array.size and array.dtype.kind not in "biuf":
+            raise error(f"{label} is a {type(values).__name__} of {array.dtype}; accepted are arrays of {accepted}")
+        if whole and array.dtype.kind in "uf":
+            fits = (np.floor(array) == array) & (array >= -(2.0**63)) & (array < 2.0**63)  # NaN is equal to nothing
             if not fits.all():
-                raise error(f"{what} has the value {found[~fits].flat[0]}; accepted are arrays of {accepted}")
-        return found.astype(np.int64 if whole else np.float64)
+                raise error(f"{label} has the value {array[~fits].flat[0]}; accepted are arrays of {accepted}")
+        return array.astype(np.int64 if whole else np.float64)
     except (TypeError, ValueError, OverflowError, RuntimeError) as wrong:
         if isinstance(wrong, OctavoError):
             raise
-        raise error(f"{what} is a {type(given).__name__}; accepted are arrays of {accepted}: {wrong}") from None
+        raise error(f"{label} is a {type(values).__name__}; accepted are arrays of {accepted}: {wrong}") from None
 
 
 def returned_number(value: Any, function: str, accepted: str = "a number") -> float:

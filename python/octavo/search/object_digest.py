@@ -1,8 +1,7 @@
-"""The digest of an object by content: values, tensors, code, and everything that hangs on it.
+"""The digest of an object by content: values, tensors, code, and all objects that it refers to.
 
-Equal content has an equal digest in every process: addresses, the seed of hashes, the order of sets and the places of
-sources are no part of it. What has no content that can be read, such as a generator, gets a digest that never comes
-again, and is named.
+Equal content has an equal digest in every process. Addresses, the seed of hashes, the order of sets and the paths of
+sources do not count. An object whose content cannot be read, such as a generator, gets a random digest and is reported.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ from octavo.search.object_parts import (
 
 #: Objects inside an object at most.
 MOST = 5_000_000
-_NESTED = 64  # sets in sets
-_NAMED, _LEVELS = 20, 30  # of what is unknown, and parts of its path
+_NESTED = 64  # depth of sets inside sets
+_NAMED, _LEVELS = 20, 30  # reported objects that cannot be digested, and parts of their paths
 _SCALARS = (int, float, complex, bool, type(None), type(Ellipsis), type(NotImplemented))
 _TORCH = (
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
@@ -53,38 +52,38 @@ _EMPTY = (type(threading.Lock()), type(threading.RLock()), RemovableHandle, GetS
 
 
 def digest_objects(objects: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the SHA-256 of each object by its name, and what in them cannot be digested, each with the reason.
+    """Return the SHA-256 of each object by its name, and the parts that cannot be digested, each with the reason.
 
-    A digest with anything unknown in it never comes again. An object that was met in an earlier one of ``objects``
-    stands for its place there: together the digests are of everything.
+    A digest with an unreadable part is random. An object that occurs in an earlier one of ``objects`` is written as a
+    reference to its place there, so the digests together cover everything.
 
-    Part of it: numbers, texts, bytes, lists, tuples, dictionaries in their order, sets; tensors and arrays by dtype,
-    shape and bytes; functions by code, defaults, closure, attributes and the globals that the code reads; partials and
-    bound methods with what they hold; classes by members; modules of torch with all parameters, buffers, hooks and
-    attributes; other objects by attributes, or as they are pickled; files that a path names. Classes and functions of
-    libraries are named with their versions.
+    The digest covers: numbers, texts, bytes, lists, tuples, dictionaries in their order, sets; tensors and arrays by
+    dtype, shape and bytes; functions by code, defaults, closure, attributes and the globals that the code reads;
+    partials and bound methods with their arguments and objects; classes by members; modules of torch with all
+    parameters, buffers, hooks and attributes; other objects by attributes, or by their pickled state; files whose paths
+    occur as texts. Classes and functions of libraries are identified by name and version.
     """
     digests: dict[str, str] = {}
     walk: _Walk | None = None
     for name, value in objects.items():
         walk = _Walk(walk)
         walk.run(name, value)
-        digests[name] = walk.found.hexdigest()
+        digests[name] = walk.sha.hexdigest()
     return digests, () if walk is None else tuple(walk.unknown)
 
 
 class _Walk:
-    """One digest: a walk over an object, depth first, without recursion, since lists may be nested thousands deep."""
+    """One digest: a depth-first walk over an object. It is iterative, because lists may be nested thousands deep."""
 
     def __init__(self, outer: _Walk | None = None, nested: int = 0) -> None:
-        self.found = sha256(versions().encode())
+        self.sha = sha256(versions().encode())
         self.unknown: list[str] = [] if outer is None else outer.unknown
         self._count: list[int] = [0] if outer is None else outer._count
         self._nested = nested
         self._outer = outer
         self._places: dict[int, int] = {}
         self._first: int = 0 if outer is None else outer._first + len(outer._places)
-        self._kept: list[Any] = []  # so that no address is used twice
+        self._references: list[Any] = []  # keeps objects alive, so that no address is reused
 
     def run(self, name: str, value: Any) -> None:
         stack: list[tuple[str, Iterator[Part]]] = [("", iter([(name, value)]))]
@@ -95,7 +94,7 @@ class _Walk:
                 self._write("end")
                 stack.pop()
                 continue
-            except Exception as error:  # the object's own code: whatever it raises, it cannot be digested
+            except Exception as error:  # the object's own code may raise anything; it then cannot be digested
                 self._refuse(stack, "", error)
                 stack.pop()
                 continue
@@ -112,11 +111,11 @@ class _Walk:
                 stack.append((key, iter(inner)))
 
     def _write(self, kind: str, content: bytes | memoryview = b"") -> None:
-        self.found.update(f"{kind}:{memoryview(content).nbytes}:".encode())
-        self.found.update(content)
+        self.sha.update(f"{kind}:{memoryview(content).nbytes}:".encode())
+        self.sha.update(content)
 
     def _refuse(self, stack: list[tuple[str, Iterator[Part]]], key: str, error: Exception) -> None:
-        """Note what cannot be digested by its path, and make the digest one of its own."""
+        """Note the path of an object that cannot be digested, and make the digest random."""
         if len(self.unknown) < _NAMED:
             path = "".join(name for name, _ in stack[:_LEVELS]) + ("..." if len(stack) > _LEVELS else "")
             reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
@@ -124,7 +123,7 @@ class _Walk:
         self._write("unknown", secrets.token_bytes(16))
 
     def _is_known(self, value: Any) -> bool:
-        """Whether an object was met before, and write its place then; else it is met now."""
+        """Whether an object was visited before, whose place is then written; otherwise mark it as visited."""
         walk: _Walk | None = self
         while walk is not None:
             if (place := walk._places.get(id(value))) is not None:
@@ -132,13 +131,13 @@ class _Walk:
                 return True
             walk = walk._outer
         self._places[id(value)] = self._first + len(self._places)
-        self._kept.append(value)
+        self._references.append(value)
         return False
 
     # --- kinds ------------------------------------------------------------------------------------------------------
 
     def _visit(self, value: Any) -> Iterable[Part] | None:
-        """Write what an object is, and return what hangs on it; None where nothing does."""
+        """Write the kind and content of an object, and return its parts; None if it has none."""
         kind = type(value)
         if kind in _SCALARS:
             self._write(kind.__name__, _scalar(value))
@@ -154,8 +153,8 @@ class _Walk:
         if isinstance(value, _TORCH):
             self._write("torch", str(value).encode())
             return None
-        if (callable(value) or isinstance(value, ModuleType)) and (told := library_name(value)) is not None:
-            self._write("library", told.encode())
+        if (callable(value) or isinstance(value, ModuleType)) and (identity := library_name(value)) is not None:
+            self._write("library", identity.encode())
             return None
         if kind is tuple:
             return self._sequence("tuple", value)
@@ -193,13 +192,13 @@ class _Walk:
             self._write("batches")
             return ((f"[{place}]", batch) for place, batch in enumerate(value))
         if isinstance(value, CODE):
-            what, content, inner = code_object(value)
-            self._write(what, content)
+            code_kind, content, inner = code_object(value)
+            self._write(code_kind, content)
             return inner
         return self._object(value)
 
     def _object(self, value: Any) -> Iterable[Part]:
-        """Return what hangs on any other object: its class, its attributes, and what a library pickles of it."""
+        """Return the parts of any other object: its class, its attributes, and its pickled state."""
         kind = type(value)
         self._write("object")
         if isinstance(value, Enum):
@@ -224,14 +223,14 @@ class _Walk:
         return ((f"[{place}]", one) for place, one in enumerate(values))
 
     def _set(self, kind: str, values: Any) -> None:
-        """Write the digests of the members, sorted: their order is of this process."""
+        """Write the sorted digests of the members, because their order differs between processes."""
         if self._nested >= _NESTED:
             raise ValueError(f"sets nested more than {_NESTED} deep")
         digests = []
         for value in values:
             walk = _Walk(self, self._nested + 1)
             walk.run(f"{kind} member", value)
-            digests.append(walk.found.digest())
+            digests.append(walk.sha.digest())
         self._write(kind, b"".join(sorted(digests)))
 
     def _tensor(self, value: Tensor) -> Iterable[Part]:
@@ -266,7 +265,7 @@ class _Walk:
             self._write("file", part)
 
     def _open_file(self, value: Any) -> Iterable[Part]:
-        """Return what reading an open file would give; one that is written to gives nothing."""
+        """Return the content and position of an open file; a file that is only written has no content."""
         if isinstance(value, io.BytesIO | io.StringIO):
             return [(" class", type(value)), (" content", value.getvalue()), (" place", value.tell())]
         if value in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):

@@ -1,4 +1,4 @@
-"""What hangs on an object, for a digest: attributes, slots, hooks, closures, and what it is pickled as."""
+"""Parts of an object for a digest: attributes, slots, hooks, closures, and its pickled state."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import nn
 
 from octavo.search.code_content import class_parts, code_parts, globals_of, is_library
 
-#: A part of an object: how its path goes on, and the part. Names that count are parts themselves.
+#: A part of an object: the suffix of its path, and its value. Names that matter are parts of their own.
 Part = tuple[str, Any]
-_HEAP = 1 << 9  # flag of classes that are made while a program runs
+_HEAP = 1 << 9  # flag of classes that are created at run time
 _CACHED = type(lru_cache(len))
 CODE = (
     CodeType, FunctionType, MethodType, BuiltinFunctionType, CellType, ModuleType, type, partial, property,
     staticmethod, classmethod, _CACHED,
 )  # fmt: skip
-"""Functions, classes, and what is made of them."""
-# What transformers notes down about where a model came from, and how it was loaded.
+"""Types of code: functions, classes, modules and wrappers of functions."""
+# Attributes in which transformers notes where a model came from and how it was loaded.
 NOTES = frozenset({
     "_name_or_path", "name_or_path", "_commit_hash", "_is_hf_initialized", "warnings_issued", "transformers_version",
     "_original_object_hash",
@@ -29,21 +29,21 @@ NOTES = frozenset({
 
 
 def object_parts(value: Any) -> list[Part]:
-    """Return the class of an object, its attributes, and what a library pickles of it.
+    """Return the class of an object, its attributes, and its pickled state if a library defines one.
 
-    Raises whatever its pickling raises, such as a TypeError for a generator.
+    Raises the exceptions of pickling, such as a TypeError for a generator.
     """
     kind = type(value)
     children = [(" class", kind), *_builtin_part(value)]
     reducer = _reducer(kind)
     if kind not in copyreg.dispatch_table and (reducer is None or not is_library(reducer.__module__)):
         if reducer is None:
-            object.__reduce_ex__(value, 4)  # refuses what has a content that attributes do not show
+            object.__reduce_ex__(value, 4)  # raises for objects with content outside their attributes
         return [*children, *attribute_parts(value)]
-    made: Any = copyreg.dispatch_table[kind](value) if kind in copyreg.dispatch_table else value.__reduce_ex__(4)
-    if isinstance(made, str):
-        return [*children, (" name", made)]
-    function, arguments, state, items, pairs = (*made, None, None, None)[:5]
+    reduced: Any = copyreg.dispatch_table[kind](value) if kind in copyreg.dispatch_table else value.__reduce_ex__(4)
+    if isinstance(reduced, str):
+        return [*children, (" name", reduced)]
+    function, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
     if not is_library(kind.__module__) and not isinstance(value, nn.Module):
         children += attribute_parts(value)
     children += [(" made by", function), (" of", arguments), (" state", state)]
@@ -63,7 +63,7 @@ def _builtin_part(value: Any) -> Iterator[Part]:
 
 
 def code_object(value: Any) -> tuple[str, bytes, Iterable[Part] | None]:
-    """Return what one of ``CODE`` is, what says so besides, and what hangs on it; None where nothing does."""
+    """Return the kind of a ``CODE`` object, its content as bytes, and its parts, or None for no parts."""
     if isinstance(value, CodeType):
         return "code", b"", ((" code", part) for part in code_parts(value))
     if isinstance(value, FunctionType):
@@ -73,10 +73,10 @@ def code_object(value: Any) -> tuple[str, bytes, Iterable[Part] | None]:
     if isinstance(value, BuiltinFunctionType):
         return "builtin", value.__name__.encode(), [(" object", value.__self__)]
     if isinstance(value, partial):
-        held = [(" function", value.func), (" arguments", value.args), (" keywords", value.keywords)]
-        return "partial", b"", [*held, *attribute_parts(value)]
+        parts = [(" function", value.func), (" arguments", value.args), (" keywords", value.keywords)]
+        return "partial", b"", [*parts, *attribute_parts(value)]
     if isinstance(value, type):
-        # A builtin class without a name of its own, as that of iterators, is nothing but its name.
+        # Builtin classes, such as those of iterators, are identified by name alone.
         members = ((f".{name}", member) for name, member in class_parts(value)) if value.__flags__ & _HEAP else None
         return "class", value.__qualname__.encode(), members
     if isinstance(value, property):
@@ -85,7 +85,7 @@ def code_object(value: Any) -> tuple[str, bytes, Iterable[Part] | None]:
         return type(value).__name__, b"", [(" function", value.__wrapped__)]
     if isinstance(value, CellType):
         return ("cell", b"", [(" content", value.cell_contents)]) if _is_filled(value) else ("cell", b"empty", None)
-    assert isinstance(value, ModuleType)  # of the user's, held by an object: all of it
+    assert isinstance(value, ModuleType)  # a user's module that an object refers to: all of its members count
     named = [(name, vars(value)[name]) for name in sorted(vars(value)) if not name.startswith("__")]
     return "python module", b"", ((f".{name}", one) for name, one in named)
 
@@ -113,7 +113,7 @@ def _function_parts(function: FunctionType) -> Iterator[Part]:
 
 
 def attribute_parts(value: Any) -> Iterator[Part]:
-    """Yield the attributes of an object by name, those in slots, too."""
+    """Yield the attributes of an object by name, including slots."""
     kind = type(value)
     for name, one in sorted(getattr(value, "__dict__", {}).items(), key=lambda pair: str(pair[0])):
         if not _is_note(kind, str(name)):
@@ -131,12 +131,13 @@ def attribute_parts(value: Any) -> Iterator[Part]:
 def module_parts(module: nn.Module) -> Iterator[Part]:
     """Yield the class, attributes, parameters, buffers and hooks of a module of torch, and the modules inside it.
 
-    Modules count in their order, which is that of an ``nn.Sequential``; hooks by place, since torch numbers them.
+    The order of modules counts, because it is the order of execution in an ``nn.Sequential``. Hooks are identified by
+    position, because torch numbers them globally.
     """
-    held = vars(module)
-    hooks = {name: table for name, table in held.items() if "_hooks" in name and isinstance(table, dict)}
+    attributes = vars(module)
+    hooks = {name: table for name, table in attributes.items() if "_hooks" in name and isinstance(table, dict)}
     yield " class", type(module)
-    for name, value in sorted(held.items()):
+    for name, value in sorted(attributes.items()):
         if name in hooks or name in ("_parameters", "_buffers", "_modules") or _is_note(type(module), name):
             continue
         yield " attribute", name
@@ -144,7 +145,7 @@ def module_parts(module: nn.Module) -> Iterator[Part]:
     for name, table in sorted(hooks.items()):
         if not table:
             continue
-        order = list(held.get(name.partition("_with_kwargs")[0].partition("_always_called")[0], table))
+        order = list(attributes.get(name.partition("_with_kwargs")[0].partition("_always_called")[0], table))
         yield " hooks", name
         for number, hook in table.items():
             yield " place", order.index(number) if number in order else -1
@@ -158,14 +159,14 @@ def module_parts(module: nn.Module) -> Iterator[Part]:
 
 
 def _is_note(kind: type, name: str) -> bool:
-    """Whether an attribute is a note of transformers, or what a library derived from the others and keeps."""
+    """Whether an attribute is a note of transformers, or a cached property of a library's class."""
     if isinstance(getattr(kind, name, None), cached_property):
         return is_library(kind.__module__)
     return name in NOTES and any(base.__module__.partition(".")[0] == "transformers" for base in kind.__mro__)
 
 
 def _reducer(kind: type) -> type | None:
-    """Return the class that says how objects of a kind are pickled, None where nothing does but ``object``."""
+    """Return the class that defines how objects of a kind are pickled, None for the default of ``object``."""
     names = ("__reduce_ex__", "__reduce__", "__getstate__")
     return next(
         (base for base in kind.__mro__ if base is not object and any(name in vars(base) for name in names)), None
@@ -173,7 +174,7 @@ def _reducer(kind: type) -> type | None:
 
 
 def is_traced(kind: type) -> bool:
-    """Whether a library says how modules of a kind are pickled, as torch does of those it traced."""
+    """Whether a library defines how modules of a kind are pickled, as torch does for traced modules."""
     names = {"__reduce_ex__", "__reduce__"}
     base = next(base for base in kind.__mro__ if names & vars(base).keys())
     return base is not object and is_library(base.__module__)

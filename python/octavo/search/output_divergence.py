@@ -1,4 +1,4 @@
-"""How far a model's outputs are from those of the float model: relative entropy of scores, 1 - cosine of embeddings."""
+"""The divergence of outputs from those of the float model: relative entropy of scores, 1 - cosine of embeddings."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from octavo.train.model_outputs import attention_mask, read_output, rows_of
 
 DIVERGENCES = ("kl", "cosine", "mse")
 Output = Callable[[Any, Any], Tensor]
-_LARGE = 1 << 20  # scores from which float32 is exact enough and float64 too slow
+_LARGE = 1 << 20  # number of scores above which float32 is used: exact enough there, and float64 is too slow
 
 
 @dataclass(frozen=True)
 class Reader:
-    """What is compared of outputs, and how. ``kind``: a divergence. ``output``: the user's function, or None."""
+    """How outputs are compared. ``kind``: a divergence. ``output``: the user's function, or None."""
 
     kind: str
     output: Output | None = None
 
-    def rows(self, given: Any, batch: Any) -> Tensor:
+    def rows(self, result: Any, batch: Any) -> Tensor:
         """Return the vectors of an output, ``[rows, channels]``."""
-        rows = _rows(given, batch, self.output)[1]
+        rows = _rows(result, batch, self.output)[1]
         return rows.float() if rows.numel() > _LARGE and self.kind == "kl" else rows
 
     def reference(self, rows: Tensor) -> Tensor:
-        """Return the form in which rows of the float model are kept."""
+        """Return the rows of the float model in the form that ``each`` and ``sum`` take."""
         return rows.log_softmax(-1) if self.kind == "kl" else normalize(rows, dim=-1) if self.kind == "cosine" else rows
 
     def each(self, reference: Tensor, rows: Tensor) -> Tensor:
         """Return the divergence of each row from the reference, ``[rows]``; NaN where a row is not finite."""
         if self.kind == "kl":
-            # Scores of minus infinity, which models give to tokens they rule out, count as 0.
+            # Scores of minus infinity, which models give to excluded tokens, count as 0.
             return (reference.exp() * (reference - rows.log_softmax(-1))).nan_to_num(nan=float("nan"), neginf=0).sum(-1)
         if self.kind == "cosine":
             # Half the squared distance of unit vectors: 1 - cosine without cancellation.
@@ -48,22 +48,23 @@ class Reader:
         return float(self.each(reference, rows).double().sum().clamp(min=0))
 
 
-def reader_of(given: Any, batch: Any, output: Output | None, divergence: str | None) -> Reader:
-    """Return how outputs such as ``given`` are compared: by default scores by ``kl``, embeddings by ``cosine``.
+def reader_of(result: Any, batch: Any, output: Output | None, divergence: str | None) -> Reader:
+    """Return the reader for outputs such as ``result``: by default scores by ``kl``, embeddings by ``cosine``.
 
-    What a user's ``output`` returns counts as embeddings. Raises ConfigError or ModelError for what cannot be compared.
+    Results of a user's ``output`` count as embeddings. Raises ConfigError for an unknown divergence, ModelError for
+    outputs that cannot be compared.
     """
     if divergence is not None and divergence not in DIVERGENCES:
         raise ConfigError(f"divergence is {divergence!r}; accepted are {', '.join(DIVERGENCES)}")
-    kind, rows = _rows(given, batch, output)
+    kind, rows = _rows(result, batch, output)
     usual = "mse" if rows.shape[-1] < 2 else "kl" if kind == "logits" else "cosine"
     return Reader(divergence or usual, output)
 
 
-def _rows(given: Any, batch: Any, output: Output | None) -> tuple[str, Tensor]:
+def _rows(result: Any, batch: Any, output: Output | None) -> tuple[str, Tensor]:
     if output is None:
-        return read_output(given, batch)
-    value = output(given, batch)
+        return read_output(result, batch)
+    value = output(result, batch)
     if not isinstance(value, Tensor) or not value.is_floating_point() or not value.ndim:
         raise ModelError(f"output(...) returned a {type(value).__name__}; accepted is a float tensor [rows, channels]")
     return "embedding", rows_of(value, attention_mask(batch))

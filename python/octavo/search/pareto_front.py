@@ -1,4 +1,4 @@
-"""Front: the best assignment for every budget, and the choice of one among them."""
+"""Front: the best assignment for every budget, and the choice of one of them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ BUDGETS = ("nbytes", "bits", "loss", "cost")
 
 @dataclass(frozen=True)
 class Point:
-    """One assignment: ``choice`` is the format text of each group by its name, ``keep`` for one that stays.
+    """One assignment: ``choice`` is the format text of each group by its name, ``keep`` for a float group.
 
-    ``nbytes``: of all tensors of the model; ``bits``: the same for each parameter. ``loss``: predicted, the sum over
-    the groups. ``cost``: in the unit that the front is of, bytes if not said otherwise.
+    ``nbytes``: bytes of all tensors of the model; ``bits``: the same per parameter. ``loss``: the predicted loss, a sum
+    over the groups. ``cost``: in the unit of the front, bytes by default.
     """
 
     choice: dict[str, str] = field(hash=False)
@@ -39,10 +39,10 @@ class Point:
 
 @dataclass(frozen=True, eq=False)
 class Front:
-    """Assignments of which none is beaten in both cost and loss, from the cheapest; the loss falls strictly.
+    """Pareto-optimal assignments by rising cost; the loss falls strictly.
 
     ``cost``, ``loss``: float64 ``[points]``. ``picks``: ``[points, groups]``, indices of ``sensitivity.formats``.
-    ``unit``: of the cost. Points are made when they are asked for: ``front[i]``, ``front.points``.
+    ``unit``: the unit of the cost. Points are created on access: ``front[i]``, ``front.points``.
     """
 
     sensitivity: Sensitivity = field(repr=False)
@@ -54,9 +54,11 @@ class Front:
     @cached_property
     def nbytes(self) -> NDArray[np.int64]:
         """Bytes of the model at each point, int64 ``[points]``."""
-        held = self.sensitivity
-        rows = np.arange(len(held.groups))
-        total: NDArray[np.int64] = held.nbytes[rows, self.picks].sum(axis=1, dtype=np.int64) + held.fixed_nbytes
+        sensitivity = self.sensitivity
+        rows = np.arange(len(sensitivity.groups))
+        total: NDArray[np.int64] = (
+            sensitivity.nbytes[rows, self.picks].sum(axis=1, dtype=np.int64) + sensitivity.fixed_nbytes
+        )
         return total
 
     @cached_property
@@ -80,8 +82,8 @@ class Front:
 
     def __getitem__(self, place: int) -> Point:
         """Return one point."""
-        held, picks = self.sensitivity, self.picks[place]
-        choice = {group.name: held.formats[pick] for group, pick in zip(held.groups, picks, strict=True)}
+        sensitivity, picks = self.sensitivity, self.picks[place]
+        choice = {group.name: sensitivity.formats[pick] for group, pick in zip(sensitivity.groups, picks, strict=True)}
         return Point(
             choice,
             int(self.nbytes[place]),
@@ -101,14 +103,15 @@ class Front:
     ) -> Point:
         """Return the point of least loss within ``nbytes``, ``bits`` or ``cost``, or the cheapest within ``loss``.
 
-        Raises ConfigError unless exactly one bound is given, and for one that no point keeps, telling the least.
+        Raises ConfigError unless exactly one bound is given, and for a bound that no point satisfies; the message has
+        the least possible value.
         """
-        given = {
+        budgets = {
             name: value for name, value in zip(BUDGETS, (nbytes, bits, loss, cost), strict=True) if value is not None
         }
-        if len(given) != 1:
-            raise ConfigError(f"a point is chosen by one of {', '.join(BUDGETS)}; got {', '.join(given) or 'none'}")
-        name, bound = next(iter(given.items()))
+        if len(budgets) != 1:
+            raise ConfigError(f"a point is chosen by one of {', '.join(BUDGETS)}; got {', '.join(budgets) or 'none'}")
+        name, bound = next(iter(budgets.items()))
         values = getattr(self, name)
         inside = np.flatnonzero(values <= bound)
         if not len(inside):
@@ -123,7 +126,7 @@ class Front:
     def spread(self, count: int = 10, *, bits: tuple[float, float] | None = None) -> tuple[Point, ...]:
         """Return up to ``count`` different points, evenly apart in the logarithm of their bytes.
 
-        ``bits``: from where to where; None: the whole front. Raises ConfigError where no point lies between.
+        ``bits``: the range, ``(low, high)``; None: the whole front. Raises ConfigError if no point is in the range.
         """
         low, high = (float(self.bits.min()), float(self.bits.max())) if bits is None else bits
         inside = np.flatnonzero((self.bits >= low) & (self.bits <= high))
@@ -140,29 +143,29 @@ class Front:
 
     @checks_arguments
     def knee_points(self, count: int = 3) -> tuple[Point, ...]:
-        """Return up to ``count`` points after which more bytes buy less: one in each of as many ranges of bytes.
+        """Return up to ``count`` points after which more bytes buy less, one in each of ``count`` ranges of bytes.
 
-        In each range the point furthest below the line from its first to its last, both axes logarithmic.
+        The knee of a range is the point furthest below the line from its first to its last point, on logarithmic axes.
         """
         if count < 1:
             raise ConfigError(f"count is {count}; accepted are whole numbers of at least 1")
-        kept = np.flatnonzero(self.loss > 0)
-        if len(kept) < 3:
-            return tuple(self[int(place)] for place in kept)
-        x, y = np.log(self.nbytes[kept].astype(np.float64)), np.log(self.loss[kept])
-        found = set()
+        lossy = np.flatnonzero(self.loss > 0)
+        if len(lossy) < 3:
+            return tuple(self[int(place)] for place in lossy)
+        x, y = np.log(self.nbytes[lossy].astype(np.float64)), np.log(self.loss[lossy])
+        places = set()
         for low, high in _ranges(x, count):
             inside = np.flatnonzero((x >= low) & (x <= high))
             if len(inside) < 3:
                 continue
             first, last = inside[0], inside[-1]
             line = y[first] + (y[last] - y[first]) * (x[inside] - x[first]) / max(x[last] - x[first], 1e-12)
-            found.add(int(kept[inside[np.argmax(line - y[inside])]]))
-        return tuple(self[place] for place in sorted(found))
+            places.add(int(lossy[inside[np.argmax(line - y[inside])]]))
+        return tuple(self[place] for place in sorted(places))
 
     @checks_arguments
     def to_table(self, count: int = 12) -> Table:
-        """Return some points as rows: bits, bytes, predicted loss, and how many parameters have each format."""
+        """Return ``count`` points as rows: bits, bytes, predicted loss, and the share of parameters in each format."""
         from octavo.display.console import table
         from octavo.display.numbers import size
 
@@ -173,15 +176,15 @@ class Front:
 
     @checks_arguments
     def mix(self, point: Point) -> str:
-        """Return the shares of the parameters in groups that each format has at a point, the largest first."""
+        """Return the share of the parameters in each format at a point, the largest first."""
         shares: dict[str, int] = {}
         for group in self.sensitivity.groups:
             shares[point.choice[group.name]] = shares.get(point.choice[group.name], 0) + group.elements
         total = max(sum(shares.values()), 1)
         return ", ".join(
-            f"{text} {100 * held / total:.0f}%"
-            for text, held in sorted(shares.items(), key=lambda item: -item[1])
-            if held
+            f"{text} {100 * elements / total:.0f}%"
+            for text, elements in sorted(shares.items(), key=lambda item: -item[1])
+            if elements
         )
 
     @checks_arguments

@@ -1,4 +1,4 @@
-"""Formats of ggml and torchao as peers of a compression: the same weights, bytes and evaluation, beside ours."""
+"""Formats of ggml and torchao for comparison with a compression: same weights, same evaluation."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _WIDTHS = (8, 7, 6, 5, 4, 3, 2)
 def peers(names: Sequence[str] = LIBRARIES) -> tuple[list[Peer], list[str]]:
     """Return the formats of libraries, and a sentence for each library that is not installed.
 
-    ggml's encoders are written out in :mod:`octavo.search.ggml` and need nothing; torchao's are asked themselves.
+    ggml's encoders are implemented in :mod:`octavo.search.ggml` and need no library; torchao's own encoders are called.
     Raises ConfigError for another name.
     """
-    found: list[Peer] = []
+    formats: list[Peer] = []
     notes = []
     for name in names:
         if name not in LIBRARIES:
             raise ConfigError(f"unknown peer {name!r}; accepted are {', '.join(LIBRARIES)}")
         if name == "ggml":
-            found += [Peer("ggml", text, partial(_ggml_bytes, text), partial(_ggml, text)) for text in ggml.FORMATS]
+            formats += [Peer("ggml", text, partial(_ggml_bytes, text), partial(_ggml, text)) for text in ggml.FORMATS]
             continue
         try:
             release = version("torchao")
         except PackageNotFoundError:
             notes.append("torchao is not installed and has no rows: pip install torchao")
             continue
-        found += [_torchao(width, release) for width in _WIDTHS]
-    return found, notes
+        formats += [_torchao(width, release) for width in _WIDTHS]
+    return formats, notes
 
 
 def _ggml_bytes(text: str, shape: tuple[int, int]) -> int | None:

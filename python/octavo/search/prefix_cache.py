@@ -1,4 +1,4 @@
-"""Forward passes that share what a change leaves alone: modules that ended before it give their cached outputs."""
+"""Forward passes with a prefix cache: modules that end before a changed layer return their cached outputs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 class SharedPasses:
-    """A float model on calibration batches: its outputs, and what a changed layer does to them.
+    """A float model on calibration batches: its outputs, and their divergence when layers are changed.
 
-    Cached are the outputs of modules that have children and run once in every batch; where these do not fit into 2 GiB,
-    of the elements of stacks (``encoder.layer.3``) alone. ``notes`` tell where nothing could be shared. Everything runs
-    inside :func:`octavo.quant.calibration.undisturbed`, which the caller holds open.
+    The cache has the outputs of modules that have children and run once in every batch. If these do not fit into 2 GiB,
+    only the outputs of elements of stacks (``encoder.layer.3``) are cached. ``notes`` say where caching was impossible.
+    The caller opens :func:`octavo.quant.calibration.undisturbed` around all passes.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class SharedPasses:
     ) -> None:
         """Run every batch once.
 
-        Raises CalibrationError for a batch the model cannot take, ModelError for outputs that are none, NonFiniteError
-        for those that are not finite.
+        Raises CalibrationError for a batch that the model cannot take, ModelError for outputs that cannot be compared,
+        NonFiniteError for outputs that are not finite.
         """
         self.model, self.batches = model, batches
         self.notes: list[str] = []
@@ -49,13 +49,13 @@ class SharedPasses:
         self._cached: dict[nn.Module, list[Any]] = {}
         self._starts: dict[nn.Module, int] = {}
         self._ends: dict[nn.Module, int] = {}
-        kept = self._order(list(layers))
+        cached = self._order(list(layers))
         for number, batch in enumerate(batches):
-            with self._caching(kept), counting(self.model, batch):
-                given = call_numbered(model, batch, number)
+            with self._caching(cached), counting(self.model, batch):
+                result = call_numbered(model, batch, number)
             if not number:
-                self.reader = reader_of(given, batch, output, divergence)
-            rows = self.reader.rows(given, batch)
+                self.reader = reader_of(result, batch, output, divergence)
+            rows = self.reader.rows(result, batch)
             if not bool(torch.isfinite(rows).all()):
                 raise NonFiniteError(
                     f"batch {number}: the float model's output holds NaN or infinity, which nothing can be measured "
@@ -72,7 +72,7 @@ class SharedPasses:
         return self._count
 
     def divergence(self, changed: Iterable[nn.Module]) -> float:
-        """Return the mean divergence of the model as it is now, of which ``changed`` layers alone differ.
+        """Return the mean divergence of the model in its present state, in which only ``changed`` layers differ.
 
         NaN where an output is not finite.
         """
@@ -82,22 +82,22 @@ class SharedPasses:
         return total / max(self._count, 1) if torch.isfinite(torch.tensor(total)) else float("nan")
 
     def rows(self, changed: Iterable[nn.Module]) -> Iterator[Tensor]:
-        """Yield the rows of outputs, batch by batch, of the model as it is now."""
+        """Yield the rows of outputs, batch by batch, of the model in its present state."""
         stubs = self._before(changed)
         for number, batch in enumerate(self.batches):
-            with _standing_in({module: self._cached[module][number] for module in stubs}), counting(self.model, batch):
-                given = call_numbered(self.model, batch, number)
-            yield self.reader.rows(given, batch)
+            with _stubs({module: self._cached[module][number] for module in stubs}), counting(self.model, batch):
+                result = call_numbered(self.model, batch, number)
+            yield self.reader.rows(result, batch)
 
     # --- what can be shared -------------------------------------------------------------------------------------------
 
     def _before(self, changed: Iterable[nn.Module]) -> list[nn.Module]:
-        """Return the modules that end before any of ``changed`` starts: nothing for a layer that was never called."""
+        """Return the modules that end before any of ``changed`` starts; none if a layer was never called."""
         start = min((self._starts.get(module, -1) for module in changed), default=-1)
         return [module for module in self._cached if self._ends[module] < start]
 
     def _order(self, layers: list[nn.Module]) -> list[nn.Module]:
-        """Run the first batch; note when modules start and end; return those whose outputs are cached."""
+        """Run the first batch, note when modules start and end, and return the modules to cache."""
         inner = [module for module in self.model.modules() if next(module.children(), None) is not None]
         watched = {*inner, *layers} - {self.model}
         calls: Counter[nn.Module] = Counter()
@@ -123,18 +123,18 @@ class SharedPasses:
             for handle in handles:
                 handle.remove()
         once = [module for module in inner if calls[module] == 1 and sizes.get(module)]
-        for kept in (once, [module for module in once if module in _elements(self.model)]):
-            if sum(sizes[module] for module in kept) * len(self.batches) <= _MOST_BYTES:
-                return kept
+        for chosen in (once, [module for module in once if module in _elements(self.model)]):
+            if sum(sizes[module] for module in chosen) * len(self.batches) <= _MOST_BYTES:
+                return chosen
         self.notes.append("outputs of blocks do not fit into 2 GiB: whole forward passes; give fewer samples")
         return []
 
     @contextmanager
     def _caching(self, modules: Iterable[nn.Module]) -> Iterator[None]:
         def keep(module: nn.Module, _: Any, output: Any) -> None:
-            # A copy: code behind the module may write into its output.
-            held = map_leaves(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, output)
-            self._cached.setdefault(module, []).append(held)
+            # A copy, because later code may write into the output.
+            copy = map_leaves(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, output)
+            self._cached.setdefault(module, []).append(copy)
 
         handles = [module.register_forward_hook(keep) for module in modules]
         try:
@@ -144,8 +144,8 @@ class SharedPasses:
                 handle.remove()
 
     def _check(self) -> None:
-        """Forget the cache where passes that use it differ from whole ones, and say so."""
-        complete = [module for module, held in self._cached.items() if len(held) == len(self.batches)]
+        """Drop the cache if passes that use it differ from whole passes, with a note."""
+        complete = [module for module, outputs in self._cached.items() if len(outputs) == len(self.batches)]
         self._cached = {module: self._cached[module] for module in complete}
         if not self._cached:
             self.notes.append("no module runs once in every batch: whole forward passes")
@@ -155,7 +155,7 @@ class SharedPasses:
         for layer in {layers[0], layers[len(layers) // 2], layers[-1]} if layers else ():
             try:
                 same = torch.equal(next(self.rows([layer])), whole)
-            except Exception:  # whatever a model does when an inner module gives what it gave before
+            except Exception:  # a model may raise anything when an inner module is not run
                 same = False
             if not same:
                 self._cached = {}
@@ -168,24 +168,24 @@ def _elements(model: nn.Module) -> set[nn.Module]:
 
 
 @contextmanager
-def _standing_in(outputs: Mapping[nn.Module, Any]) -> Iterator[None]:
-    """Make modules give these outputs, each a copy: code behind them may write into it."""
+def _stubs(outputs: Mapping[nn.Module, Any]) -> Iterator[None]:
+    """Make modules return copies of these outputs inside; copies, because later code may write into them."""
     with ExitStack() as stack:
         for module, output in outputs.items():
             own = vars(module).get("forward")
-            vars(module)["forward"] = _giving(output)
-            stack.callback(_put_back, module, own)
+            vars(module)["forward"] = _constant_forward(output)
+            stack.callback(_restore_forward, module, own)
         yield
 
 
-def _giving(output: Any) -> Callable[..., Any]:
+def _constant_forward(output: Any) -> Callable[..., Any]:
     def forward(*_: Any, **__: Any) -> Any:
         return map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, output)
 
     return forward
 
 
-def _put_back(module: nn.Module, own: Any) -> None:
+def _restore_forward(module: nn.Module, own: Any) -> None:
     if own is None:
         del vars(module)["forward"]
     else:

@@ -1,4 +1,4 @@
-"""tune: better codes for a decided assignment, by GPTQ, HQQ and bias correction, each kept only where it helps."""
+"""tune: better codes for a fixed assignment, by GPTQ, HQQ and bias correction, each kept only if it helps."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 METHODS = ("gptq", "hqq", "bias")
-_UNFIT = (CalibrationError, DTypeError, FormatError, ModelError, NonFiniteError)  # of a method, where rounding works
+_UNFIT = (CalibrationError, DTypeError, FormatError, ModelError, NonFiniteError)  # errors of an inapplicable method
 _FEW = 4  # layers in a line
-_HELD = 4  # of so many samples one judges
+_HELD_OUT = 4  # one of this many samples is held out of the solvers and evaluates
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of :func:`tune`. ``model``: quantized, not packed. ``recipe``: gives its formats and solvers.
+    """The result of :func:`tune`. ``model``: quantized, not packed. ``recipe``: its formats and solvers.
 
-    ``before``, ``loss``: divergence from the float model without any method, and with those that were kept. Corrected
-    biases are in the model alone, no recipe gives them. ``left_out``: methods that do not fit a layer or a model, each
-    with the reason.
+    ``before``, ``loss``: divergence from the float model without any method, and with the methods that were kept.
+    Corrected biases are only in the model; a recipe cannot express them. ``left_out``: methods that do not fit a layer
+    or a model, each with the reason.
     """
 
     model: nn.Module
@@ -77,7 +77,7 @@ class Tuned:
         """Return the table as plain text, and a line for each method that was left out."""
         from octavo.display.console import plain_text
 
-        return "\n".join([plain_text(self.to_table()), *(f"{what}: left out, {why}" for what, why in self.left_out)])
+        return "\n".join([plain_text(self.to_table()), *(f"{name}: left out, {why}" for name, why in self.left_out)])
 
 
 @checks_arguments
@@ -95,19 +95,19 @@ def tune(
 ) -> Tuned:
     """Return a float model quantized by an assignment, with the methods that beat plain rounding in the same run.
 
-    ``methods``, tried in this order: ``gptq`` and ``hqq`` on all weights whose format takes them, and where that does
-    not help on one format after the other; ``bias`` corrects biases. Each is judged by the divergence from the float
-    model (``output`` and ``divergence`` as for :func:`measure_sensitivity`) on every fourth sample, which the solvers
-    do not see where there are two samples or more. Formats, and so bytes, stay as they
-    are, and so does ``model``: copies are run.
+    ``methods`` are tried in this order. ``gptq`` and ``hqq`` solve all weights whose format takes them; if that does
+    not help, one format after the other. ``bias`` corrects biases. A method is kept if it lowers the divergence from
+    the float model (``output`` and ``divergence`` as for :func:`measure_sensitivity`) on every fourth sample. Solvers
+    do not see these samples if there are two samples or more. Formats and bytes do not change. ``model`` is not
+    changed: copies are run.
 
-    Raises ConfigError for other methods and an assignment that does not fit, and what quantize_model raises.
+    Raises ConfigError for unknown methods and an assignment that does not fit, and the errors of quantize_model.
     """
     for method in methods:
         if method not in METHODS:
             raise ConfigError(f"method {method!r} is none; accepted are {', '.join(METHODS)}")
     model = shared_copy(model)
-    solved, judged = parted(model, Batches(batches, samples), _HELD)
+    solved, judged = parted(model, Batches(batches, samples), _HELD_OUT)
     loss_of = _judge(model, judged, output, divergence)
     choice = dict(point.choice if isinstance(point, Point) else point)
     show = Stages(progress)
@@ -147,8 +147,8 @@ def _changes(
     called: set[str],
     left_out: list[tuple[str, str]],
 ) -> dict[str, str]:
-    """Return the format with a solver of each group that can have it; of the others ``left_out`` is told why not."""
-    found: dict[str, str] = {}
+    """Return the format with a solver of each group that can have it; reasons for others are added to ``left_out``."""
+    solver_formats: dict[str, str] = {}
     reasons: dict[str, list[str]] = {}
     for group in groups:
         spec = None if choice[group.name] == KEEP else read_spec(choice[group.name])
@@ -157,13 +157,13 @@ def _changes(
             continue
         solved = Spec(spec.format, Calibration(method))
         if (reason := _unfit(model, group, solved, method, called)) is None:
-            found[group.name] = str(solved)
+            solver_formats[group.name] = str(solved)
         else:
             reasons.setdefault(reason, []).append(group.name)
     for reason, names in reasons.items():
         more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
         left_out.append((f"{method} on {', '.join(names[:_FEW])}{more}", reason))
-    return found
+    return solver_formats
 
 
 def _unfit(model: nn.Module, group: Group, solved: Spec, method: str, called: set[str]) -> str | None:
@@ -196,25 +196,25 @@ def _solver(
     loss_of: Callable[[nn.Module], float],
     steps: list[Step],
 ) -> tuple[dict[str, str], nn.Module, float]:
-    """Try a solver on all formats at once, and where that does not help on one after the other."""
+    """Try a solver on all formats at once and, if that does not help, on one format after the other."""
     formats = tuple(dict.fromkeys(choice[name] for name in changes))
     for tried in [formats, *((one,) for one in formats if len(formats) > 1)] if formats else []:
         candidate = choice | {name: text for name, text in changes.items() if choice[name] in tried}
-        made = built(candidate)
-        now = loss_of(made)
+        trial = built(candidate)
+        now = loss_of(trial)
         steps.append(Step(method, tried, now, now < loss))
         if now < loss:
-            choice, best, loss = candidate, made, now
+            choice, best, loss = candidate, trial, now
             if tried == formats:
                 break
     return choice, best, loss
 
 
 def _called(model: nn.Module, batches: Sequence[Any]) -> set[str]:
-    """Return the paths of the modules that forward passes call: of the others gptq knows no inputs."""
-    found: set[str] = set()
+    """Return the paths of the modules that forward passes call; gptq needs their inputs."""
+    paths: set[str] = set()
     handles = [
-        module.register_forward_pre_hook(lambda _, args, path=path: found.add(path))
+        module.register_forward_pre_hook(lambda _, args, path=path: paths.add(path))
         for path, module in model.named_modules()
     ]
     try:
@@ -224,20 +224,20 @@ def _called(model: nn.Module, batches: Sequence[Any]) -> set[str]:
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return paths
 
 
 def _judge(
     model: nn.Module, batches: Sequence[Any], output: Output | None, divergence: str | None
 ) -> Callable[[nn.Module], float]:
-    """Return what tells the mean divergence of another model from ``model`` on batches."""
+    """Return a function that gives the mean divergence of another model from ``model`` on batches."""
     reader = Reader("kl")
     reference: list[Tensor] = []
     with undisturbed(model):
         for number, batch in enumerate(batches):
-            given = call_numbered(model, batch, number)
-            reader = reader_of(given, batch, output, divergence) if not number else reader
-            reference.append(reader.reference(reader.rows(given, batch)))
+            result = call_numbered(model, batch, number)
+            reader = reader_of(result, batch, output, divergence) if not number else reader
+            reference.append(reader.reference(reader.rows(result, batch)))
 
     def loss_of(other: nn.Module) -> float:
         with undisturbed(other):

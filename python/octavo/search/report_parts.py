@@ -1,4 +1,4 @@
-"""Parts of a compression report that follow from a model before and after: its layers, and where most was lost."""
+"""Parts of a compression report that compare a model before and after: its layers, and the largest losses."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from octavo.search.layer_sensitivity import Sensitivity
     from octavo.search.pareto_front import Point
 
-_DEVIATIONS = 6.0  # of a weight's values that a histogram shows; what lies beyond counts in its outermost bins
-_RAMP = 8192  # values that are rounded to find those of a format
+_DEVIATIONS = 6.0  # standard deviations that a histogram covers; values beyond count in its outermost bins
+_RAMP = 8192  # values that are rounded to enumerate the values of a format
 _MOST_VALUES = 4096
 
 
@@ -37,13 +37,14 @@ def layer_rows(
     groups: Mapping[str, str] | None = None,
     sensitivity: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return a row for every tensor that a file of ``after`` holds, tied ones once: its format, bits, bytes and SQNR.
+    """Return a row for every stored tensor of ``after``, tied ones once: its format, bits, bytes and SQNR.
 
-    ``before``: the float model, ``after``: packed from it. ``recipe``: tells the rule that decided. ``groups``: name of
-    the group, ``sensitivity``: loss of the chosen format, both by the path of the layer.
+    ``before``: the float model. ``after``: the model packed from it. ``recipe``: explains the rule of each layer.
+    ``groups``: the name of the group by the path of the layer. ``sensitivity``: the loss of the chosen format by the
+    path of the layer.
     """
     explained = () if recipe is None else recipe.explain(before).rows
-    told = {row.module: row.rule for row in explained if row.role == "weight"}
+    rules = {row.module: row.rule for row in explained if row.role == "weight"}
     float_state, _ = stored_state(before)
     rows = []
     packed = {weight.name: weight for weight in _packed_weights(before, after)}
@@ -55,7 +56,7 @@ def layer_rows(
             continue
         path, _, _ = name.rpartition(".")
         old = float_state.get(name)
-        held = packed.get(name)
+        match = packed.get(name)
         shape = tuple(old.shape) if isinstance(old, Tensor) else tuple(value.shape)
         elements = math.prod(shape)
         row = {
@@ -65,9 +66,9 @@ def layer_rows(
             "format": str(value.format) if isinstance(value, PackedTensor) else None,
             "dtype": None if isinstance(value, PackedTensor) else dtype_name(value.dtype),
         }  # fmt: skip
-        if held is not None:
+        if match is not None:
             row |= {
-                "class": held.layer_class, "sqnr_db": held.sqnr_db(), "rule": told.get(path), "input": held.input,
+                "class": match.layer_class, "sqnr_db": match.sqnr_db(), "rule": rules.get(path), "input": match.input,
                 "group": (groups or {}).get(path), "sensitivity": (sensitivity or {}).get(path),
             }  # fmt: skip
         if isinstance(old, Tensor) and isinstance(value, Tensor | PackedTensor) and name.endswith("weight"):
@@ -78,20 +79,20 @@ def layer_rows(
 
 
 def histogram_rows(before: nn.Module, after: nn.Module, *, most: int = 6, bins: int = 96) -> list[dict[str, Any]]:
-    """Return histograms of the packed weights that lost most, lowest SQNR first, with the values that a format has.
+    """Return histograms of the packed weights with the lowest SQNR, lowest first, with the values of their formats.
 
-    ``most``: weights that are told; ``bins``: of equal width, over six standard deviations or all values, whichever is
+    ``most``: number of weights. ``bins``: of equal width, over six standard deviations or all values, whichever is
     narrower. The values of the format are those of the group whose largest magnitude is the median.
     """
-    found = [(weight.sqnr_db(), weight) for weight in _packed_weights(before, after)]
-    lossy = sorted(((sqnr, weight) for sqnr, weight in found if sqnr is not None), key=lambda it: (it[0], it[1].name))
+    ratios = [(weight.sqnr_db(), weight) for weight in _packed_weights(before, after)]
+    lossy = sorted(((sqnr, weight) for sqnr, weight in ratios if sqnr is not None), key=lambda it: (it[0], it[1].name))
     return [_histogram(weight, sqnr, bins) for sqnr, weight in lossy[:most]]
 
 
 def sensitivity_part(
     sensitivity: Sensitivity, point: Point | None = None, *, samples: int | None = None
 ) -> dict[str, Any]:
-    """Return the heat map of a sensitivity, the formats of ``point`` marked; float tensors have no column."""
+    """Return the heat map of a sensitivity, with the formats of ``point`` marked; ``keep`` has no column."""
     shown = [at for at, text in enumerate(sensitivity.formats) if text != KEEP]
     measures = {"kl": "KL divergence of outputs", "cosine": "1 - cosine of outputs", "mse": "squared error of outputs"}
     measure_ = measures.get(sensitivity.divergence, sensitivity.divergence)
@@ -127,7 +128,7 @@ class _PackedWeight:
 
 
 def _packed_weights(before: nn.Module, after: nn.Module) -> Iterator[_PackedWeight]:
-    """Give the packed layers of ``after`` whose float weight ``before`` holds under the same path."""
+    """Yield the packed layers of ``after`` whose float weight is in ``before`` under the same path."""
     sources = dict(before.named_modules())
     for path, layer in after.named_modules():
         source = sources.get(path)
@@ -139,9 +140,9 @@ def _packed_weights(before: nn.Module, after: nn.Module) -> Iterator[_PackedWeig
         if tuple(matrix.shape) != tuple(packed.shape):
             continue  # rows or columns were taken out
         rounding = layer.input_quantizer
-        given = str(rounding.format) if rounding is not None and rounding.enabled else None
+        input_format = str(rounding.format) if rounding is not None and rounding.enabled else None
         name = f"{path}.weight" if path else "weight"
-        yield _PackedWeight(name, type(source).__name__, matrix.float().contiguous(), packed, given)
+        yield _PackedWeight(name, type(source).__name__, matrix.float().contiguous(), packed, input_format)
 
 
 def _histogram(weight: _PackedWeight, sqnr: float, bins: int) -> dict[str, Any]:
@@ -151,18 +152,18 @@ def _histogram(weight: _PackedWeight, sqnr: float, bins: int) -> dict[str, Any]:
     counts = torch.histc(values.clamp(-reach, reach), bins, -reach, reach)
     grid = _grid(weight.packed, reach)
     beyond = int((values.abs() > reach).sum())
-    told = f"values of {weight.packed.format} in the group of median range" if grid else "more values than can be drawn"
+    note = f"values of {weight.packed.format} in the group of median range" if grid else "more values than can be drawn"
     return {
         "path": weight.name, "format": str(weight.packed.format), "why": f"SQNR {sqnr:.1f} dB", "sqnr_db": sqnr,
         "edges": [reach * (2 * at / bins - 1) for at in range(bins + 1)], "counts": [int(it) for it in counts],
-        "grid": grid, "grid_told": told + (f"; {beyond:,} of {len(values):,} weights lie beyond" if beyond else ""),
+        "grid": grid, "grid_told": note + (f"; {beyond:,} of {len(values):,} weights lie beyond" if beyond else ""),
     }  # fmt: skip
 
 
 def _grid(packed: PackedTensor, reach: float) -> list[float]:
-    """Return the values up to ``reach`` that a group of a packed weight can hold; none where they are too many.
+    """Return the values up to ``reach`` that a group of a packed weight can hold; none if they are too many.
 
-    A ramp, and one of small magnitudes, are rounded with the scale that the group has, whatever chose it.
+    A linear and a logarithmic ramp are rounded with the scale of the group, whichever criterion chose that scale.
     """
     steps = torch.linspace(-reach, reach, _RAMP)
     small = reach * torch.logspace(-6, 0, _RAMP // 2)
@@ -173,7 +174,7 @@ def _grid(packed: PackedTensor, reach: float) -> list[float]:
     ramp = torch.nn.functional.pad(ramp, (0, -len(ramp) % width)).view(1, -1)
     _, scales, _, levels = packed.parts
     zeros = packed.unpack_zeros()
-    given: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     if packed.format.granularity in ("channel", "block"):
         blocks = torch.nn.functional.pad(decoded.abs(), (0, -decoded.shape[1] % width)).view(len(decoded), -1, width)
         reaches = blocks.amax(-1).flatten()
@@ -181,16 +182,16 @@ def _grid(packed: PackedTensor, reach: float) -> list[float]:
         repeat = ramp.shape[1] // width if size else 1
         for name, part in (("scales", scales), ("zeros", zeros)):
             if part is not None and part.numel():
-                given[name] = part[row : row + 1, column : column + 1].expand(1, repeat).contiguous()
+                parameters[name] = part[row : row + 1, column : column + 1].expand(1, repeat).contiguous()
     else:
-        given = {name: it for name, it in (("scales", scales), ("zeros", zeros)) if it is not None and it.numel()}
+        parameters = {name: it for name, it in (("scales", scales), ("zeros", zeros)) if it is not None and it.numel()}
     if levels is not None and levels.numel():
-        given["levels"] = levels
+        parameters["levels"] = levels
     try:
-        found = quantize(ramp, packed.format, **given).unique()
+        grid = quantize(ramp, packed.format, **parameters).unique()
     except OctavoError:
-        found = decoded.unique()  # a format whose scales cannot be given: what the weight holds
-    inside = [float(value) for value in found if abs(value) <= reach * 1.001]
+        grid = decoded.unique()  # a format whose scales cannot be given: what the weight holds
+    inside = [float(value) for value in grid if abs(value) <= reach * 1.001]
     return inside if len(inside) <= _MOST_VALUES else []
 
 

@@ -1,4 +1,4 @@
-"""One layer's weight or input in a format, as quantize_model would round it, while the model stays as it is."""
+"""One layer's weight or input in a format, as quantize_model would round it; the model is not changed."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from octavo.recipe.sites import Site
 from octavo.recipe.spec import LayerPlan, Spec
 
 
-def simulated(layer: nn.Module, spec: Spec | None, what: str) -> QuantLayer:
-    """Return a simulated layer over the same Parameter, its weight rounded to ``spec``."""
+def simulated(layer: nn.Module, spec: Spec | None, label: str) -> QuantLayer:
+    """Return a simulated layer over the same Parameter, its weight rounded to ``spec``; errors name ``label``."""
     kind = kind_of(layer)
     assert kind is not None  # groups hold such layers alone
-    made: QuantLayer = kind.simulated.from_layer(layer, LayerPlan(weight=spec), what)
-    return made
+    simulation: QuantLayer = kind.simulated.from_layer(layer, LayerPlan(weight=spec), label)
+    return simulation
 
 
 def rounded_weight(model: nn.Module, site: Site, spec: Spec, hessian: Callable[[], Tensor]) -> Tensor | None:
-    """Return the weight of a layer in a format, in its shape and dtype; None where it cannot have it.
+    """Return the weight of a layer rounded to a format, in its shape and dtype; None if it cannot have the format.
 
-    ``hessian``: gives the layer's Hessian ``[K, K]``, asked for by gptq alone.
+    ``hessian``: returns the layer's Hessian ``[K, K]``; called only for gptq.
     """
     method = None if spec.calibration is None else spec.calibration.method
     if misfit("weight", spec) is not None or (method == "gptq" and site.is_lookup):
@@ -44,14 +44,14 @@ def rounded_weight(model: nn.Module, site: Site, spec: Spec, hessian: Callable[[
         matrix = layer.weight_matrix().detach()
         if method in ("gptq", "hqq"):
             own = matrix.float()
-            found = (
+            solution = (
                 hqq(own, spec.format)
                 if method == "hqq"
                 else gptq(own, hessian(), spec.format, order="descending", scale="mse")
             )
-            matrix = found.weight.to(matrix.dtype)
-            if found.scales is not None:
-                quantizer.set_scales(found.scales, found.zeros, found.levels)
+            matrix = solution.weight.to(matrix.dtype)
+            if solution.scales is not None:
+                quantizer.set_scales(solution.scales, solution.zeros, solution.levels)
         elif quantizer.wants_scales:
             calibrate_weight(layer)
         return layer._weight_of(quantizer(matrix)).detach().contiguous()
@@ -63,19 +63,19 @@ def rounded_weight(model: nn.Module, site: Site, spec: Spec, hessian: Callable[[
 
 
 def input_quantizer(site: Site, spec: Spec, seen: Statistics | None) -> Quantizer | None:
-    """Return what rounds the input of a layer; None where it cannot have the format."""
+    """Return the quantizer of a layer's input; None if it cannot have the format."""
     if misfit("input", spec) is not None:
         return None
-    what = f"{site.module}: input"
+    label = f"{site.module}: input"
     try:
-        made = Quantizer(spec, what=what)
-        if made.wants_scales:
+        quantizer = Quantizer(spec, what=label)
+        if quantizer.wants_scales:
             if seen is None:
                 return None
-            made.set_scales(*activation_scales(spec, seen, what))
+            quantizer.set_scales(*activation_scales(spec, seen, label))
     except FormatError:
         return None
-    return made
+    return quantizer
 
 
 def rounds_input(quantizer: Quantizer) -> Callable[..., Any]:
@@ -92,5 +92,5 @@ def rounds_input(quantizer: Quantizer) -> Callable[..., Any]:
 
 def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Return the tensor that a layer is called with."""
-    given: Tensor = args[0] if args else next(iter(kwargs.values()))
-    return given
+    tensor: Tensor = args[0] if args else next(iter(kwargs.values()))
+    return tensor

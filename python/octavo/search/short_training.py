@@ -1,4 +1,4 @@
-"""Short training of a compressed model: what is trained on, and the run that goes on where it was stopped."""
+"""Short training of a compressed model: its configuration, its task, and the resumable run."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ STEPS = 200
 
 @dataclass(frozen=True)
 class Training:
-    """A short training: ``task``, as :mod:`octavo.train` takes it; ``config``; ``told``: the loss, for people.
+    """A short training: ``task``, as :mod:`octavo.train` takes it; ``config``; ``told``: a description of the loss.
 
-    ``identity``: plain values that tell the loss and its data from others, for the journal; ``unknown``: what of them
-    has no identity.
+    ``identity``: plain values that identify the loss and its data in the journal. ``unknown``: parts of them that
+    cannot be identified.
     """
 
     task: Any
@@ -39,10 +39,10 @@ class Training:
 
 
 def short_config(steps: int | None = None, *, learning_rate: float, batch_size: int = 1, **changes: Any) -> TrainConfig:
-    """Return the configuration of a short training: a rate that rises in a twentieth of the steps, and falls to 0.
+    """Return the configuration of a short training: warm-up in a twentieth of the steps, then a cosine to 0.
 
-    Weights do not decay: they are those of a trained model. Twenty checkpoints; ``kill -9`` loses a twentieth. None for
-    the steps: 200. Raises ConfigError for a number of steps that is none.
+    There is no weight decay, because the weights are already trained. A checkpoint is written after each twentieth of
+    the steps. ``steps`` None: 200. Raises ConfigError for fewer than 1 step.
     """
     steps = STEPS if steps is None else steps
     if steps < 1:
@@ -55,9 +55,9 @@ def short_config(steps: int | None = None, *, learning_rate: float, batch_size: 
 
 
 def rate_of(model: nn.Module) -> float:
-    """Return a learning rate for a short training of a model whose own is not known: 0.2 % of the size of its weights.
+    """Return a learning rate for a short training of a model with an unknown one: 0.2 % of the RMS of its matrices.
 
-    That is of the root mean square of its matrices, which AdamW's steps are as large as.
+    AdamW's updates have the size of the learning rate, so one update changes weights by about 0.2 %.
     """
     matrices = [parameter.detach() for parameter in model.parameters() if parameter.ndim > 1]
     total = sum(float(matrix.double().square().sum()) for matrix in matrices)
@@ -66,14 +66,14 @@ def rate_of(model: nn.Module) -> float:
 
 
 class BatchTask:
-    """Whole batches, an update each, in an order that ``seed`` and the number of the pass choose.
+    """A task of whole batches, one per update, shuffled in every epoch by ``seed`` and the number of the epoch.
 
-    ``loss``: of a model and a batch, a scalar to be made small. Models are in eval mode: dropout would blur the few
-    updates of a short training, and statistics of a batch would replace those that were trained.
+    ``loss``: a function of a model and a batch that returns the scalar to minimise. Models are in eval mode: dropout
+    would add noise to the few updates of a short training, and batch statistics would replace the trained ones.
     """
 
     def __init__(self, batches: Sequence[Any], loss: Loss, *, seed: int = 0) -> None:
-        """Take the batches, which are kept."""
+        """Keep a list of the batches."""
         self._batches, self._loss, self._seed = list(batches), loss, seed
 
     def batch(self, step: int, micro: int, start: int, size: int) -> Tensor:
@@ -85,25 +85,25 @@ class BatchTask:
     def loss(self, model: nn.Module, batch: Tensor) -> tuple[Tensor, int, dict[str, int | Tensor]]:
         """Return the loss of a batch, and 1. Raises TaskError for a loss that is no scalar with a gradient."""
         model.eval()
-        found = self._loss(model, self._batches[int(batch)])
-        if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
+        loss = self._loss(model, self._batches[int(batch)])
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise TaskError(
-                f"the loss of a batch is a {type(found).__name__}; accepted is a tensor of one value, with a gradient"
+                f"the loss of a batch is a {type(loss).__name__}; accepted is a tensor of one value, with a gradient"
             )
-        return found.reshape(()), 1, {}
+        return loss.reshape(()), 1, {}
 
 
 def distillation(reference: nn.Module, output: Output | None = None, divergence: str | None = None) -> Loss:
     """Return the loss of a model against ``reference`` on a batch: the mean divergence of their outputs.
 
-    What is compared, and how, is as for :func:`octavo.search.measure_sensitivity`. ``reference`` runs in eval mode.
+    Outputs are compared as in :func:`octavo.search.measure_sensitivity`. ``reference`` runs in eval mode.
     """
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         with torch.no_grad():
-            given = call_on(reference, batch)
-            reader = reader_of(given, batch, output, divergence)
-            wanted = reader.reference(reader.rows(given, batch))
+            target = call_on(reference, batch)
+            reader = reader_of(target, batch, output, divergence)
+            wanted = reader.reference(reader.rows(target, batch))
         return reader.each(wanted, reader.rows(call_on(model, batch), batch)).mean()
 
     reference.eval()
@@ -111,10 +111,11 @@ def distillation(reference: nn.Module, output: Output | None = None, divergence:
 
 
 def train_short(model: nn.Module, training: Training, folder: Path, advance: Callable[[int], None]) -> None:
-    """Train a quantized model in place, or take up the run in ``folder`` where it was stopped.
+    """Train a quantized model in place, or resume the run in ``folder``.
 
-    ``advance`` hears the number of each update. The same bits come out however often it was stopped, with the same
-    number of threads. Raises InterruptedRun on SIGINT and SIGTERM, and as :func:`octavo.train.train`.
+    ``advance`` is called with the number of each update. The result has the same bits however often the run was
+    stopped, with the same number of threads. Raises InterruptedRun on SIGINT and SIGTERM, and the errors of
+    :func:`octavo.train.train`.
     """
 
     def hear(_: nn.Module, step: int) -> None:

@@ -1,4 +1,4 @@
-"""verify: points of a front built and evaluated, prediction beside truth."""
+"""verify: points of a front are built and evaluated; predicted and measured losses are compared."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ENOUGH = 0.8
-"""Rank correlation from which the additive prediction may choose: below it, only what was measured does."""
+"""Least rank correlation at which the additive prediction may choose; below it, only measured points are chosen."""
 
 
 @dataclass(frozen=True)
 class Verified:
-    """One point, its predicted loss, and the loss of the built model: lower is better."""
+    """One point, its predicted loss, and the measured loss of the built model; lower is better."""
 
     point: Point
     predicted: float
@@ -41,31 +41,31 @@ class Verified:
 
 @dataclass(frozen=True)
 class Verification:
-    """Points of a front and their measured losses. ``notes``: what was found out about the prediction."""
+    """Points of a front and their measured losses. ``notes``: remarks about the prediction."""
 
     rows: tuple[Verified, ...]
     notes: tuple[str, ...] = ()
 
     @property
     def correlation(self) -> float:
-        """Rank correlation of prediction and truth, NaN of fewer than 3 points."""
+        """Rank correlation of predicted and measured losses; NaN for fewer than 3 points."""
         return rank_correlation([row.predicted for row in self.rows], [row.measured for row in self.rows])
 
     @property
     def can_predict(self) -> bool:
-        """Whether the prediction orders the points as the truth does, up to a rank correlation of 0.8."""
+        """Whether the predicted losses order the points like the measured ones: a rank correlation of at least 0.8."""
         return self.correlation >= ENOUGH
 
     @checks_arguments
     def chosen(self, *, max_loss: float | None = None, nbytes: float | None = None, bits: float | None = None) -> Point:
-        """Return the point that measured least within ``nbytes`` or ``bits``, or the smallest within ``max_loss``.
+        """Return the point of least measured loss within ``nbytes`` or ``bits``, or the smallest within ``max_loss``.
 
-        Raises ConfigError unless one bound is given, and where no point keeps it.
+        Raises ConfigError unless exactly one bound is given, and for a bound that no point satisfies.
         """
-        given = {"max_loss": max_loss, "nbytes": nbytes, "bits": bits}
-        named = {name: value for name, value in given.items() if value is not None}
+        bounds = {"max_loss": max_loss, "nbytes": nbytes, "bits": bits}
+        named = {name: value for name, value in bounds.items() if value is not None}
         if len(named) != 1:
-            raise ConfigError(f"a point is chosen by one of {', '.join(given)}; got {', '.join(named) or 'none'}")
+            raise ConfigError(f"a point is chosen by one of {', '.join(bounds)}; got {', '.join(named) or 'none'}")
         name, bound = next(iter(named.items()))
         of = {"max_loss": lambda row: row.measured, "nbytes": lambda row: row.point.nbytes, "bits": _bits}[name]
         inside = [row for row in self.rows if of(row) <= bound]
@@ -89,8 +89,8 @@ class Verification:
         """Return the table as plain text, the correlation, and the notes."""
         from octavo.display.console import plain_text
 
-        told = f"rank correlation of prediction and measurement: {self.correlation:.2f} over {len(self.rows)} points"
-        return "\n".join([plain_text(self.to_table()), "", told, *self.notes])
+        summary = f"rank correlation of prediction and measurement: {self.correlation:.2f} over {len(self.rows)} points"
+        return "\n".join([plain_text(self.to_table()), "", summary, *self.notes])
 
     def to_json(self) -> str:
         """Return everything as JSON."""
@@ -115,63 +115,65 @@ def verify(
     subject: str = "",
     progress: bool | Report = True,
 ) -> Verification:
-    """Return what points of a front lose in truth: each is built and evaluated, one after the other.
+    """Return the measured losses of points of a front: each is built and evaluated, one after the other.
 
     ``build``: the model of a point, such as ``pack_model(quantize_model(model, to_recipe(point, sensitivity)))``.
-    ``evaluate``: its loss, lower is better, such as one minus accuracy. ``pairs``: asked for where the rank correlation
-    is below 0.8; terms of :func:`interaction_terms`, which are added to the predictions of all points. ``journal``: a
-    folder, or an open Journal, and ``subject``, which names model, data and evaluation: what was measured is found
-    there again. Without ``subject`` both functions are known by content, with all that they close over and read; an
-    IdentityWarning names what has none that can be read.
+    ``evaluate``: the loss of a model, lower is better, such as one minus accuracy. ``pairs``: called if the rank
+    correlation is below 0.8; its terms, from :func:`interaction_terms`, are added to the predictions of all points.
+    ``journal``: a folder, or an open Journal, with results that are not measured again. ``subject``: a text that names
+    model, data and evaluation in the journal. Without it both functions are identified by content, with everything that
+    they close over and read; an IdentityWarning names parts that cannot be digested.
 
     Raises ConfigError without points, NonFiniteError for a loss that is NaN or infinite.
     """
-    given = list(points)
-    check(given, list[Point], "verify: points")
-    if not given:
+    chosen = list(points)
+    check(chosen, list[Point], "verify: points")
+    if not chosen:
         raise ConfigError("no point to verify; take some of a front, as front.spread(10) does")
     rows = []
     with ExitStack() as stack:
-        held = journal if isinstance(journal, Journal) or journal is None else stack.enter_context(Journal(journal))
-        if held is not None and not subject:
+        store = journal if isinstance(journal, Journal) or journal is None else stack.enter_context(Journal(journal))
+        if store is not None and not subject:
             known = identity_of(build=build, evaluate=evaluate)
             warn_of_unknown(known.unknown)
             subject = str(known)
-        advance = stack.enter_context(Stages(progress).stage("measuring points", len(given)))
-        for point in given:
+        advance = stack.enter_context(Stages(progress).stage("measuring points", len(chosen)))
+        for point in chosen:
             settings = {"verified": subject, "choice": dict(sorted(point.choice.items()))}
-            record = None if held is None else held.find(settings, "loss")
-            if held is None or record is None:
+            record = None if store is None else store.find(settings, "loss")
+            if store is None or record is None:
                 measured = returned_number(evaluate(build(point)), "evaluate")
                 if not math.isfinite(measured):
                     raise NonFiniteError(
                         f"the loss of a point of {point.bits:.2f} bits is {measured}; accepted are finite ones"
                     )
-                if held is not None:
-                    held.add(settings, loss=measured)
+                if store is not None:
+                    store.add(settings, loss=measured)
             else:
-                with held.decoding():
+                with store.decoding():
                     measured = float(record["loss"])
             rows.append(Verified(point, point.loss, measured))
             advance()
     plain = Verification(tuple(rows))
     if len(rows) < 3 or plain.can_predict:
         return plain
-    told = f"the sum over layers orders these points with a rank correlation of {plain.correlation:.2f}"
+    finding = f"the sum over layers orders these points with a rank correlation of {plain.correlation:.2f}"
     if pairs is None:
-        return Verification(plain.rows, (f"{told}: it cannot predict here, only measured points may be chosen",))
+        return Verification(plain.rows, (f"{finding}: it cannot predict here, only measured points may be chosen",))
     terms = pairs()
     better = tuple(Verified(row.point, row.predicted + _added(row.point, terms), row.measured) for row in rows)
     improved = Verification(better)
     if not improved.correlation > plain.correlation:
-        return Verification(plain.rows, (f"{told}; pairs of adjacent layers do not help: it cannot predict here",))
+        return Verification(plain.rows, (f"{finding}; pairs of adjacent layers do not help: it cannot predict here",))
     can = "" if improved.can_predict else ", which is not enough to predict"
-    return Verification(better, (f"{told}, with terms for pairs of adjacent layers {improved.correlation:.2f}{can}",))
+    return Verification(
+        better, (f"{finding}, with terms for pairs of adjacent layers {improved.correlation:.2f}{can}",)
+    )
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What two groups in two formats lose together beyond the sum of their own losses."""
+    """The loss of two groups in two formats together, minus the sum of their own losses."""
 
     groups: tuple[str, str]
     formats: tuple[str, str]
@@ -182,10 +184,10 @@ class Pair:
 def interaction_terms(
     sensitivity: Sensitivity, points: Iterable[Point], together: Callable[[dict[str, str]], float]
 ) -> list[Pair]:
-    """Return the terms of adjacent groups in the formats that ``points`` give them.
+    """Return the interaction terms of adjacent groups in their formats at ``points``.
 
-    ``together``: the divergence of the model with some groups in formats, ``{group: format}``, and all others as they
-    are. Groups are adjacent as the sensitivity lists them, weights and inputs apart.
+    ``together``: returns the divergence of the model with some groups in formats, ``{group: format}``, and all others
+    float. Adjacent groups are neighbours in the sensitivity; weights and inputs are separate sequences.
     """
     points = list(points)
     check(points, list[Point], "interaction_terms: points")
@@ -197,7 +199,7 @@ def interaction_terms(
     wanted = dict.fromkeys(
         (pair, (point.choice[pair[0]], point.choice[pair[1]])) for point in points for pair in adjacent
     )
-    found = []
+    terms = []
     for pair, formats in wanted:
         alone = [
             sensitivity.loss[rows[name], sensitivity.formats.index(text)]
@@ -205,8 +207,8 @@ def interaction_terms(
         ]
         if "keep" not in formats and not np.isnan(alone).any():
             both = returned_number(together(dict(zip(pair, formats, strict=True))), "together")
-            found.append(Pair(pair, formats, both - float(sum(alone))))
-    return found
+            terms.append(Pair(pair, formats, both - float(sum(alone))))
+    return terms
 
 
 def _added(point: Point, terms: Sequence[Pair]) -> float:

@@ -1,8 +1,8 @@
-"""Checkpoint files: written whole or not at all, checked when read.
+"""Checkpoint files: written atomically, verified when read.
 
 ``checkpoints/step-00001000.pt`` is a dict of tensors and plain values, for ``torch.load(weights_only=True)``. It is
 written under another name, flushed to the disk and renamed, so a file of that name is complete unless the disk failed.
-A digest over the whole content finds damage that torch.load does not notice, such as a flipped bit in a weight.
+A digest of the whole content detects damage that torch.load does not notice, such as a flipped bit in a weight.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ def path_of(run: Path, step: int) -> Path:
 
 def available(run: Path) -> list[Path]:
     """Return the checkpoints of the run in folder ``run``, newest first."""
-    found = ((_NAME.fullmatch(file.name), file) for file in (run / FOLDER).glob("step-*.pt"))
-    return [file for _, file in sorted(((int(m[1]), file) for m, file in found if m), reverse=True)]
+    matches = ((_NAME.fullmatch(file.name), file) for file in (run / FOLDER).glob("step-*.pt"))
+    return [file for _, file in sorted(((int(m[1]), file) for m, file in matches if m), reverse=True)]
 
 
 def save(run: Path, step: int, content: Mapping[str, Any], *, keep: int) -> Path:
     """Write ``content`` as the checkpoint after ``step`` updates, then delete all but the newest ``keep``.
 
     ``content``: dicts, lists and tuples (read back as lists) of tensors, numbers, texts and None. Returns the file.
-    Raises CheckpointError for anything else, OSError naming the file where the disk takes no more; older ones stay.
+    Raises CheckpointError for other types, OSError naming the file if the disk is full; older checkpoints stay then.
     """
     target = path_of(run, step)
     target.parent.mkdir(parents=True, exist_ok=True)
-    held = _to_cpu({"format": FORMAT, "step": step, **content})
+    state = _to_cpu({"format": FORMAT, "step": step, **content})
     with files.whole(target) as file:
         disk = _Disk(file)
         try:
-            torch.save({**held, "digest": digest(held)}, cast("IO[bytes]", disk))
+            torch.save({**state, "digest": digest(state)}, cast("IO[bytes]", disk))
         finally:
             if disk.error is not None:
                 raise disk.error from None
@@ -72,7 +72,7 @@ def load(file: Path) -> dict[str, Any]:
             number = content["format"]
         except MemoryError:
             raise
-        except Exception as error:  # a damaged file makes torch.load raise anything at all, OSError included
+        except Exception as error:  # torch.load may raise anything for a damaged file, including OSError
             raise CheckpointError(f"{file}: damaged, or no checkpoint: {type(error).__name__}") from error
     if number != FORMAT:
         raise CheckpointError(f"{file}: checkpoint format {number!r}; this version reads {FORMAT}")
@@ -82,7 +82,7 @@ def load(file: Path) -> dict[str, Any]:
 
 
 def _as_of_today(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a checkpoint under the names that Octavo has used since 0.1."""
+    """Return the content of a checkpoint with former names replaced by current ones."""
     if "optimiser" in content:
         content["optimizer"] = content.pop("optimiser")
     for name in ("model", "average"):
@@ -92,27 +92,27 @@ def _as_of_today(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_newest(run: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Read the newest checkpoint of a run that is whole, or None if there is none at all.
+    """Read the newest undamaged checkpoint of a run; None if the run has no checkpoint.
 
-    A damaged one is passed over with a warning that names it. Raises CheckpointError if all are damaged.
+    Damaged checkpoints are skipped with a warning that names them. Raises CheckpointError if all are damaged.
     """
-    found = available(run)
-    for file in found:
+    checkpoints = available(run)
+    for file in checkpoints:
         try:
             return file, load(file)
         except CheckpointError as error:
             warnings.warn(f"{error}; going back to the checkpoint before it", stacklevel=2)
-    if found:
+    if checkpoints:
         raise CheckpointError(
-            f"{run / FOLDER}: none of {len(found)} checkpoints can be read; the newest is {found[0].name}"
+            f"{run / FOLDER}: none of {len(checkpoints)} checkpoints can be read; the newest is {checkpoints[0].name}"
         )
     return None
 
 
 def tidy(run: Path, newest: Path | None, *, keep: int) -> None:
-    """Remove what a killed process left half written, or did not come to delete: all but the newest ``keep``.
+    """Remove incomplete files of a killed process, and all checkpoints but the newest ``keep``.
 
-    Damaged files newer than ``newest`` are put out of the way before.
+    Damaged files newer than ``newest`` are renamed first.
     """
     files.sweep(run)
     files.sweep(run / FOLDER)
@@ -136,7 +136,7 @@ def digest(content: Any) -> str:
 
 
 class _Disk:
-    """A file for torch.save that keeps the first error of a write: torch would raise a RuntimeError in its place."""
+    """A file for torch.save that records the first write error, which torch would replace by a RuntimeError."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -172,7 +172,7 @@ def _feed(state: Any, item: Any) -> None:
 
 
 def _to_cpu(item: Any) -> Any:
-    """Return nested content with tensors on the CPU and plain containers, or refuse what could not be read back."""
+    """Return nested content with tensors on the CPU and plain containers. Raises CheckpointError for other types."""
     if isinstance(item, Tensor):
         return item.detach().cpu()
     if isinstance(item, Mapping):

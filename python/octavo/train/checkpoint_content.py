@@ -1,4 +1,4 @@
-"""The content of a checkpoint: all state that the rest of a run depends on, collected and restored."""
+"""The content of a checkpoint: all state that the rest of a run depends on, and its restoration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from octavo.cuda.machine import versions
 from octavo.errors import CheckpointError, ConfigError
-from octavo.train.checkpoint_outline import check_alike, check_outline, taken_up
+from octavo.train.checkpoint_outline import check_alike, check_outline, foreign_values
 from octavo.train.clock import Clock
 from octavo.train.distributed import Processes
 from octavo.train.precision import Precision
@@ -25,7 +25,7 @@ from octavo.train.weight_average import Average
 
 @dataclass
 class CheckpointContent:
-    """The parts of a run that change while it lasts, with its configuration, task and processes."""
+    """The mutable parts of a run, with its configuration, task and processes."""
 
     model: nn.Module
     task: Any
@@ -38,7 +38,7 @@ class CheckpointContent:
     state: State
 
     def collect(self) -> dict[str, Any]:
-        """Return all of it as nested dicts and lists of tensors and plain values. All processes call this."""
+        """Return the state as nested dicts and lists of tensors and plain values. All processes call this."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -54,24 +54,26 @@ class CheckpointContent:
             "versions": versions(),
         }
 
-    def take_up(self, file: Path, content: dict[str, Any]) -> None:
-        """Put back what :meth:`collect` returned, read from ``file``.
+    def restore(self, file: Path, content: dict[str, Any]) -> None:
+        """Restore the state that :meth:`collect` returned, read from ``file``.
 
-        Raises CheckpointError, before anything is changed if configuration, naming the fields, or data are others.
+        Raises CheckpointError. If configuration (whose fields are named) or data differ, nothing is changed before.
         """
-        with taken_up(file):
-            self._take_up(file, content)
+        with foreign_values(file):
+            self._restore(file, content)
 
-    def _take_up(self, file: Path, content: dict[str, Any]) -> None:
+    def _restore(self, file: Path, content: dict[str, Any]) -> None:
         names = ("model", "optimizer", "average", "scaler", "task", "random", "state", "clock", "config")
         check_outline(file, content, names)
         self._check_config(file, content["config"], content["step"])
         check_alike(file, content, self.model, self.optimizer, self.average)
         before, now = content.get("data"), getattr(self.task, "data_digest", None)
         if before != now:
-            told = [str(digest)[:16] if digest else "the task's own" for digest in (before, now)]
+            digests = [str(digest)[:16] if digest else "the task's own" for digest in (before, now)]
             way_out = "give the same data, or another folder"
-            raise CheckpointError(f"{file}: of a run on other data: digest was {told[0]}, is {told[1]}; {way_out}")
+            raise CheckpointError(
+                f"{file}: of a run on other data: digest was {digests[0]}, is {digests[1]}; {way_out}"
+            )
         try:
             self.model.load_state_dict(content["model"])
             self.optimizer.load_state_dict(content["optimizer"])

@@ -1,6 +1,6 @@
-"""Checks of checkpoints from others: of the file before torch reads it, of its content before a run resumes from it.
+"""Checks of untrusted checkpoints: of the file before torch reads it, of the content before a run resumes from it.
 
-A digest shows that a file is undamaged, not that Octavo wrote it. So sizes, types and names are checked, too.
+A digest shows that a file is undamaged, not that Octavo wrote it. Therefore sizes, types and names are checked too.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from octavo.train.run_counters import State, Window
 
 # Globals that the pickle in a checkpoint may name: tensors, and the dict of hooks that torch stores with each.
 _NAMES = {"torch._utils _rebuild_tensor_v2", "collections OrderedDict"}
-# Steps of the pickle, and values it may hold: far more than a model of a hundred thousand tensors.
+# Limits of the pickle's steps and values: far more than a model of a hundred thousand tensors needs.
 _STEPS, _VALUES = 8_000_000, 4_000_000
 _WHOLE = {"step", "tokens", "unimproved", "best_step", "skipped", "timed_updates", "timed_tokens"}
 _NUMBERS = {"best", "loss", "unit", "loss_sum", "seconds"}
 
 
 def check_frame(opened: IO[bytes], nbytes: int) -> None:
-    """Refuse what :func:`torch.save` does not write for plain content. Raises ValueError, and whatever zipfile raises.
+    """Refuse files that :func:`torch.save` does not write for plain content. Raises ValueError, or errors of zipfile.
 
-    A zip of stored members that together are no larger than the file, so that nothing grows when it is read, and a
-    pickle that names nothing but tensors.
+    The file must be a zip of uncompressed members that together are no larger than the file, which excludes zip bombs,
+    with one pickle that refers to no globals but tensors.
     """
     if opened.read(4) != b"PK\x03\x04":
         raise ValueError("no zip of torch.save")
@@ -63,12 +63,12 @@ def _is_storage(name: str) -> bool:
 
 
 def check_content(content: Any, nbytes: int) -> None:
-    """Refuse what :func:`octavo.train.checkpoint.save` does not write. Raises ValueError.
+    """Refuse content that :func:`octavo.train.checkpoint.save` does not write. Raises ValueError.
 
-    Only dicts, lists and tuples of dense tensors and plain values, and no more of them than a file of ``nbytes`` holds:
-    a tensor may repeat one stored number, and a list itself, until memory ends.
+    Accepted are dicts, lists and tuples of dense tensors and plain values, no more than a file of ``nbytes`` can hold.
+    Otherwise a tensor that repeats one stored number, or a list that contains itself, could exhaust the memory.
     """
-    waiting, values, held = [content], 0, 0
+    waiting, values, nbytes_of_tensors = [content], 0, 0
     while waiting:
         item = waiting.pop()
         values += 1
@@ -79,15 +79,20 @@ def check_content(content: Any, nbytes: int) -> None:
         elif type(item) in (list, tuple):
             waiting += item
         elif type(item) is Tensor:
-            held += item.numel() * item.element_size()
-            if item.layout != torch.strided or item.device.type != "cpu" or item.is_quantized or held > 2 * nbytes:
+            nbytes_of_tensors += item.numel() * item.element_size()
+            if (
+                item.layout != torch.strided
+                or item.device.type != "cpu"
+                or item.is_quantized
+                or nbytes_of_tensors > 2 * nbytes
+            ):
                 raise ValueError("tensors that are not dense, or larger than the file")
         elif item is not None and type(item) not in (bool, int, float, str):
             raise ValueError(f"a {type(item).__name__}")
 
 
 def check_outline(file: Path, content: Mapping[str, Any], names: Collection[str]) -> None:
-    """Refuse content without one of the ``names``, or with parts of another kind. Raises CheckpointError."""
+    """Refuse content without one of the ``names``, or with parts of another type. Raises CheckpointError."""
     for name in ("step", *names):
         if name not in content:
             raise CheckpointError(f"{file}: {name} is missing")
@@ -103,7 +108,7 @@ def check_outline(file: Path, content: Mapping[str, Any], names: Collection[str]
 
 
 def _is_random(state: Any) -> bool:
-    """Whether numpy may take up a state: it believes the position, and reads there."""
+    """Whether a state is safe for numpy, which does not check the position before it reads there."""
     numpy = state.get("numpy") if isinstance(state, dict) else None
     if not isinstance(numpy, dict):
         return False
@@ -115,26 +120,26 @@ def _is_random(state: Any) -> bool:
 def check_alike(
     file: Path, content: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, average: Any
 ) -> None:
-    """Refuse tensors of another shape or dtype than those they would replace. Raises CheckpointError."""
+    """Refuse tensors whose shape or dtype differs from the tensors they replace. Raises CheckpointError."""
     _check_alike(file, "model", content["model"], model.state_dict())
     if average is not None:
         _check_alike(file, "average", content["average"], average.state_dict())
-    held, own = content["optimizer"], optimizer.state_dict()
-    groups = held.get("param_groups")
-    if not isinstance(groups, list) or not isinstance(held.get("state"), dict):
-        raise CheckpointError(f"{file}: optimizer is {shown(held)}; accepted are its state and its param_groups")
+    saved, own = content["optimizer"], optimizer.state_dict()
+    groups = saved.get("param_groups")
+    if not isinstance(groups, list) or not isinstance(saved.get("state"), dict):
+        raise CheckpointError(f"{file}: optimizer is {shown(saved)}; accepted are its state and its param_groups")
     if len(groups) == len(own["param_groups"]):  # torch refuses others
         for number, (group, wanted) in enumerate(zip(groups, own["param_groups"], strict=True)):
             _check_group(file, f"optimizer.param_groups.{number}", group, wanted)
     if isinstance(optimizer, torch.optim.Adam):  # AdamW, too; others may keep state of any shape
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        for number, state in held["state"].items():
+        for number, state in saved["state"].items():
             _check_moments(file, f"optimizer.state.{shown(number)}", number, state, parameters)
 
 
 def _check_group(file: Path, where: str, group: Any, own: Mapping[str, Any]) -> None:
     _check_alike(file, where, group, own)
-    for name, value in own.items():  # torch fills in switches that its older versions had not
+    for name, value in own.items():  # torch adds boolean options that its older versions lacked
         if name not in group and value is not None and not isinstance(value, bool):
             raise CheckpointError(f"{file}: {where}.{name} is missing")
     for name in group.keys() - own.keys():
@@ -152,13 +157,15 @@ def _check_moments(file: Path, where: str, number: Any, state: Any, parameters: 
 
 
 def check_state(file: Path, state: Mapping[str, Any]) -> None:
-    """Refuse a state whose fields are missing, unknown or of another kind. Raises CheckpointError."""
-    for where, held, made in (("state", state, State), ("state.window", state.get("window"), Window)):
-        names = {field.name for field in fields(made)}
-        if not isinstance(held, dict) or held.keys() != names:
-            raise CheckpointError(f"{file}: {where} is {shown(held)}; accepted is a dict of {', '.join(sorted(names))}")
-        for name, value in held.items():
-            optional = made is State and name in ("best", "best_step", "loss", "unit", "metrics")
+    """Refuse a state whose fields are missing, unknown or of another type. Raises CheckpointError."""
+    for where, table, cls in (("state", state, State), ("state.window", state.get("window"), Window)):
+        names = {field.name for field in fields(cls)}
+        if not isinstance(table, dict) or table.keys() != names:
+            raise CheckpointError(
+                f"{file}: {where} is {shown(table)}; accepted is a dict of {', '.join(sorted(names))}"
+            )
+        for name, value in table.items():
+            optional = cls is State and name in ("best", "best_step", "loss", "unit", "metrics")
             fine = (
                 (value is None and optional)
                 or (name in _WHOLE and type(value) is int and value >= 0)
@@ -171,15 +178,15 @@ def check_state(file: Path, state: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def taken_up(file: Path) -> Iterator[None]:
-    """Turn what the parts of a run raise about values that are not theirs into CheckpointError."""
+def foreign_values(file: Path) -> Iterator[None]:
+    """Turn exceptions of the parts of a run over foreign values into CheckpointError."""
     try:
         yield
     except (OctavoError, OSError, MemoryError):
         raise
     except Exception as error:
-        told = " ".join(str(error).split())[:300]
-        raise CheckpointError(f"{file}: does not fit this run: {type(error).__name__}: {told}") from error
+        message = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{file}: does not fit this run: {type(error).__name__}: {message}") from error
 
 
 def _is_numbers(value: Any) -> bool:
@@ -188,27 +195,27 @@ def _is_numbers(value: Any) -> bool:
     )
 
 
-def _check_alike(file: Path, where: str, held: Any, own: Any) -> None:
-    """Compare the kinds of values under the names that both have; the parts themselves compare the names."""
+def _check_alike(file: Path, where: str, saved: Any, own: Any) -> None:
+    """Compare the types of values under the names that both have; the parts themselves compare the names."""
     if isinstance(own, Mapping):
-        if not isinstance(held, Mapping):
-            raise CheckpointError(f"{file}: {where} is {shown(held)}; accepted is a dict")
+        if not isinstance(saved, Mapping):
+            raise CheckpointError(f"{file}: {where} is {shown(saved)}; accepted is a dict")
         for name in own:
-            if name in held:
-                _check_alike(file, f"{where}.{name}", held[name], own[name])
+            if name in saved:
+                _check_alike(file, f"{where}.{name}", saved[name], own[name])
     elif isinstance(own, Tensor):
-        if not isinstance(held, Tensor) or held.dtype != own.dtype or held.shape != own.shape:
-            given = f"{held.dtype} {tuple(held.shape)}" if isinstance(held, Tensor) else shown(held)
+        if not isinstance(saved, Tensor) or saved.dtype != own.dtype or saved.shape != own.shape:
+            actual = f"{saved.dtype} {tuple(saved.shape)}" if isinstance(saved, Tensor) else shown(saved)
             raise CheckpointError(
-                f"{file}: does not fit this model: {where} is {given}, not {own.dtype} {tuple(own.shape)}"
+                f"{file}: does not fit this model: {where} is {actual}, not {own.dtype} {tuple(own.shape)}"
             )
     elif isinstance(own, list | tuple):
-        if not isinstance(held, list | tuple) or len(held) != len(own):
-            raise CheckpointError(f"{file}: {where} is {shown(held)}; accepted is a list of {len(own)}")
-        for number, (one, wanted) in enumerate(zip(held, own, strict=True)):
+        if not isinstance(saved, list | tuple) or len(saved) != len(own):
+            raise CheckpointError(f"{file}: {where} is {shown(saved)}; accepted is a list of {len(own)}")
+        for number, (one, wanted) in enumerate(zip(saved, own, strict=True)):
             _check_alike(file, f"{where}.{number}", one, wanted)
     else:
         number = type(own) in (int, float)
-        fine = type(held) in (int, float) and math.isfinite(held) if number else held == own
+        fine = type(saved) in (int, float) and math.isfinite(saved) if number else saved == own
         if not fine:
-            raise CheckpointError(f"{file}: {where} is {shown(held)}; accepted is a value like {own!r}")
+            raise CheckpointError(f"{file}: {where} is {shown(saved)}; accepted is a value like {own!r}")

@@ -14,7 +14,7 @@ from octavo.errors import DataError, ModelError
 from octavo.train.measurement import Measurement, share_of
 from octavo.train.model_outputs import evaluating
 
-#: Texts of about one length that are read together, and tokens of a text at most.
+#: Texts of similar length per batch, and the most tokens of a text.
 BATCH, LONGEST = 32, 256
 
 Tokenizer = Callable[..., Any]
@@ -31,13 +31,13 @@ def classifier_accuracy(
 ) -> Measurement:
     """Return the share of texts whose best class is their label, with Wilson's 95 % interval.
 
-    ``model``: called with what ``tokenizer`` gives, it returns scores ``[B, classes]``, as a tensor or ``.logits``.
-    ``tokenizer``: one of transformers. ``max_tokens``: of a text, the rest of which is not read. Texts of alike length
-    are read together; a text's value does not depend on the others, but for the order of sums. Evaluation mode, without
-    gradients.
+    ``model``: called with the output of ``tokenizer``, it returns scores ``[B, classes]``, as a tensor or ``.logits``.
+    ``tokenizer``: one of transformers. ``max_tokens``: longer texts are truncated. Texts of similar length form a
+    batch; a text's result does not depend on the others, except for the order of sums. The model runs in evaluation
+    mode, without gradients.
 
-    Raises ModelError for a model that gives no scores of classes, DataError for labels that are none of them, naming
-    the text, CalibrationError for a batch that the model cannot take, naming batch and layer.
+    Raises ModelError for a model without scores of classes, DataError for labels that are no class, naming the text,
+    CalibrationError for a batch that the model cannot take, naming batch and layer.
     """
     if not len(data):
         raise DataError("accuracy needs labelled texts, got none")
@@ -61,29 +61,29 @@ def classifier_accuracy(
 
 
 def _check_labels(data: Sentences, classes: int, name: str) -> None:
-    """Raise DataError for the first label that is none of a model's classes."""
+    """Raise DataError for the first label that is not one of a model's classes."""
     for number, label in enumerate(data.labels, 1):
         if not 0 <= label < classes:
             raise DataError(f"text {number} has the label {label}; {name} has the classes 0 to {classes - 1}")
 
 
 def _ids(tokenizer: Tokenizer, texts: list[str], longest: int) -> dict[str, Any]:
-    """Return what a tokenizer of transformers makes of texts. Raises DataError for another one."""
+    """Return the encoding of texts by a tokenizer of transformers. Raises DataError for another tokenizer."""
     try:
-        found = tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
+        encoding = tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
     except (TypeError, ValueError) as error:
         raise DataError(f"the tokenizer, a {type(tokenizer).__name__}, refuses a text: {error}") from None
-    if not isinstance(found, Mapping):
-        raise DataError(f"the tokenizer gave a {type(found).__name__}; accepted is a tokenizer of transformers")
-    return dict(found)
+    if not isinstance(encoding, Mapping):
+        raise DataError(f"the tokenizer gave a {type(encoding).__name__}; accepted is a tokenizer of transformers")
+    return dict(encoding)
 
 
-def _scores(model: nn.Module, given: Any, rows: int) -> Tensor:
-    scores = given if isinstance(given, Tensor) else getattr(given, "logits", None)
-    if not isinstance(scores, Tensor) and isinstance(given, Mapping):
-        scores = given.get("logits")
+def _scores(model: nn.Module, output: Any, rows: int) -> Tensor:
+    scores = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if not isinstance(scores, Tensor) and isinstance(output, Mapping):
+        scores = output.get("logits")
     if not isinstance(scores, Tensor) or scores.ndim != 2 or len(scores) != rows:
-        shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(given).__name__
+        shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(output).__name__
         raise ModelError(
             f"{type(model).__name__}: {rows} texts gave {shape}; accepted are scores [texts, classes], as a tensor or "
             "as .logits: labelled texts need a classifier"

@@ -10,10 +10,9 @@ NAMES = ("train", "evaluate", "compile")
 
 
 class Clock:
-    """Seconds by activity, monotonic and added up over the continuations of a run.
+    """Seconds by activity, summed over the continuations of a run.
 
-    A step in which torch.compile compiles, the first of a stage, counts as compilation. Checkpoints and
-    logging are on no clock.
+    The first step of a stage with torch.compile counts as compilation. Checkpoints and logging are not counted.
     """
 
     def __init__(self) -> None:
@@ -22,7 +21,7 @@ class Clock:
 
     @contextmanager
     def on(self, name: str) -> Iterator[None]:
-        """Count the time of the block, whether it ends well or not, for one of ``train``, ``evaluate``, ``compile``."""
+        """Add the time of the block, even if it raises, to ``train``, ``evaluate`` or ``compile``."""
         begin = time.perf_counter()
         try:
             yield
@@ -34,5 +33,5 @@ class Clock:
         return {f"{name}_s": round(self.seconds[name], 6) for name in NAMES}
 
     def load(self, saved: dict[str, float]) -> None:
-        """Go on from what :meth:`as_dict` gave."""
+        """Continue from the values of :meth:`as_dict`."""
         self.seconds = {name: float(saved[f"{name}_s"]) for name in NAMES}

@@ -1,8 +1,8 @@
-"""Data parallelism: ranks of the processes that :mod:`octavo.train.launch` or torchrun started, and sums over them.
+"""Data parallelism: processes started by :mod:`octavo.train.launch` or torchrun, and sums over them.
 
-Every process holds the whole model and computes its share of each update (:func:`octavo.train.task.share`). DDP
-averages gradients; the loop turns the average into the sum and divides by the tokens of the whole update. So the
-result does not depend on how many tokens each process happens to get.
+Every process has the whole model and computes its share of each update (:func:`octavo.train.task.share`). DDP averages
+gradients; the loop turns the average into the sum and divides by the tokens of the whole update. Therefore the result
+does not depend on the number of tokens in each process.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """True for the process that writes files and speaks."""
+        """True for the process that writes files and prints."""
         return self.rank == 0
 
     def sum(self, vector: Tensor) -> Tensor:
-        """Return ``vector`` (float64, on ``device``) added up over all processes, in place."""
+        """Sum ``vector`` (float64, on ``device``) over all processes in place, and return it."""
         if self.world > 1:
             dist.all_reduce(vector)
         return vector
@@ -66,12 +66,12 @@ class Processes:
 
 @contextmanager
 def join(device: str) -> Iterator[Processes]:
-    """Join the processes that were started together, or be the only one; leave them at the end.
+    """Join the process group of this run, or run as the only process; leave the group at the end.
 
     ``device``: ``auto``, ``cpu`` or ``cuda``, of TrainConfig; on CUDA each process of a machine has its own GPU. The
-    backend is NCCL on CUDA and gloo on the CPU. A process group that exists is used, and left as it is. Processes of
-    torchrun end with its agent from now on.
-    Raises ConfigError for ``cuda`` where there is no GPU, or fewer than processes.
+    backend is NCCL on CUDA and gloo on the CPU. An existing process group is used and not destroyed. Processes of
+    torchrun then end with their agent.
+    Raises ConfigError for ``cuda`` without a GPU, or with fewer GPUs than processes.
     """
     several = dist.is_available() and (dist.is_initialized() or dist.is_torchelastic_launched())
     place = _device(device, dist.get_node_local_rank(0) if several else 0)

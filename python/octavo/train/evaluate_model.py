@@ -1,4 +1,4 @@
-"""octavo.evaluate: the one door to the numbers that say how good a model is."""
+"""octavo.evaluate: the one place where the quality of a model is measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from octavo.train.intervals import weighted_mean
 from octavo.train.measurement import Measurement
 from octavo.train.model_agreement import agreement
 
-#: Tokens that a window of a language model shows, where neither the caller nor the model says less.
+#: Default tokens of a language model's window, if neither the caller nor the model sets fewer.
 CONTEXT = 1024
 
 
@@ -43,20 +43,20 @@ def evaluate(
 ) -> Measurement:
     """Measure a model: perplexity on a text, accuracy on labelled texts, or agreement with another model.
 
-    - ``data`` a text, which ``tokenizer`` (of transformers) turns into ids, or the ids themselves, in one dimension:
-      the **perplexity** of a causal model, exact (:func:`octavo.train.exact_nll`): every token but the first is
-      predicted once, in windows of ``context`` tokens (default: what the model's configuration takes, up to 1024),
-      ``stride`` apart (default: ``context``); at most ``tokens`` of them. ``leaks``: ``refuse`` a model whose losses
-      move with what they must not see, or ``report`` by how much; ``guard_calls``: of the model for that at most
-      (default: 40, or a twentieth of the others).
-    - ``data`` labelled texts, a :class:`octavo.data.Sentences` or a list of ``(text, label)`` pairs, with a
-      ``tokenizer``: the **accuracy** of a classifier, of texts cut at ``max_tokens``.
-    - ``against`` another model, ``data`` batches for both, or texts with a ``tokenizer``: the **agreement** of scores
-      (KL in nats, with the share of equal best classes) or embeddings (cosine), on ``samples`` samples.
+    - ``data`` is a text, which ``tokenizer`` (of transformers) turns into ids, or ids in one dimension: the exact
+      **perplexity** of a causal model (:func:`octavo.train.exact_nll`). Every token but the first is predicted once, in
+      windows of ``context`` tokens (default: the limit of the model's configuration, up to 1024), ``stride`` apart
+      (default: ``context``); at most ``tokens`` tokens are predicted. ``leaks``: ``refuse`` a model whose losses depend
+      on tokens they must not see, or ``report`` the dependence. ``guard_calls``: limit of the model calls for this
+      check (default: 40, or a twentieth of the other calls).
+    - ``data`` is labelled texts, a :class:`octavo.data.Sentences` or a list of ``(text, label)`` pairs, with a
+      ``tokenizer``: the **accuracy** of a classifier on texts truncated at ``max_tokens``.
+    - ``against`` is another model, and ``data`` batches for both, or texts with a ``tokenizer``: the **agreement** of
+      scores (KL in nats, with the share of equal best classes) or embeddings (cosine), on ``samples`` samples.
 
     Returns the number, its 95 % interval, and the value of every example, so that differences can be paired. Raises
-    DTypeError and DataError for data that is none of these, ModelError for a model that gives something else,
-    SettingError for windows where no perplexity is measured.
+    DTypeError and DataError for other data, ModelError for a model with other outputs, SettingError for window options
+    without a perplexity.
     """
     for one in (model, *(() if against is None else (against,))):
         refuse_meta(one, "evaluate")
@@ -94,27 +94,27 @@ def evaluate(
             "against=, batches"
         )
     length = context_of(model) if context is None else context
-    found = exact_nll(
+    loss = exact_nll(
         model, ids, context=length, stride=stride, tokens=tokens, nbytes=nbytes, leaks=leaks, guard_calls=guard_calls,
         progress=progress,
     )  # fmt: skip
-    return perplexity_of(found)
+    return perplexity_of(loss)
 
 
-def perplexity_of(found: ValLoss) -> Measurement:
-    """Return a loss as a perplexity: its interval over windows, and the nats of each window."""
-    nats, half = weighted_mean(found.window_nats, found.window_tokens)
+def perplexity_of(loss: ValLoss) -> Measurement:
+    """Return a loss as a perplexity, with its interval over windows and the nats of each window."""
+    nats, half = weighted_mean(loss.window_nats, loss.window_tokens)
     low, high = (None, None) if half is None else (math.exp(nats - half), math.exp(nats + half))
-    details = {"nats": found.nats} | ({} if found.bits_per_byte is None else {"bits_per_byte": found.bits_per_byte})
-    setup = {"context": found.context, "stride": found.stride, "windows": len(found.window_nats)}
+    details = {"nats": loss.nats} | ({} if loss.bits_per_byte is None else {"bits_per_byte": loss.bits_per_byte})
+    setup = {"context": loss.context, "stride": loss.stride, "windows": len(loss.window_nats)}
     return Measurement(
-        "perplexity", found.perplexity, low, high, "min", found.tokens, found.window_nats, found.source_hash,
-        tuple(map(float, found.window_tokens)), details, setup, {"moved": found.guard, **asdict(found.checked)},
+        "perplexity", loss.perplexity, low, high, "min", loss.tokens, loss.window_nats, loss.source_hash,
+        tuple(map(float, loss.window_tokens)), details, setup, {"moved": loss.guard, **asdict(loss.checked)},
     )  # fmt: skip
 
 
 def context_of(model: nn.Module) -> int:
-    """Return the tokens that a model's configuration takes, 1024 at most."""
+    """Return the context length of a model's configuration, 1024 at most."""
     config = getattr(model, "config", None)
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "block_size"):
         value = getattr(config, name, None)
@@ -125,18 +125,18 @@ def context_of(model: nn.Module) -> int:
 
 def text_ids(tokenizer: Any, text: str) -> list[int]:
     """Return the ids of a text, without the special tokens that a tokenizer of transformers would add."""
-    if isinstance(tokenizer, BytePairTokenizer):  # ends of documents are those that it was trained with
+    if isinstance(tokenizer, BytePairTokenizer):  # ends of documents are special tokens, as in its training
         return tokenizer.encode(text, special="allow").tolist()
     try:
-        found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     except TypeError:  # a tokenizer of another library
-        found = tokenizer.encode(text)
+        ids = tokenizer.encode(text)
     except KeyError:
         raise DataError(
             f"the tokenizer, a {type(tokenizer).__name__}, gives no input_ids of a text; give that of the model"
         ) from None
-    found = getattr(found, "ids", found)
-    return found.tolist() if hasattr(found, "tolist") else list(found)
+    ids = getattr(ids, "ids", ids)
+    return ids.tolist() if hasattr(ids, "tolist") else list(ids)
 
 
 def _labelled(data: Any) -> Sentences | None:

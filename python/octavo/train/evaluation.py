@@ -1,4 +1,4 @@
-"""Evaluation: the task measures, processes add up, and the result is compared with the best so far."""
+"""Evaluation in training: the task measures, sums over processes, and comparison with the best result so far."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ def evaluate(
 ) -> dict[str, float | Pair]:
     """Let the task evaluate ``model``, or the average of its weights; return its numbers and ``(sum, count)`` pairs.
 
-    All processes return the same. Model modes and random number generators are as before afterwards, so evaluating more
-    or less often does not change what is trained. Raises TaskError for results that are neither.
+    All processes return the same. Model modes and random number generators are restored, so the frequency of
+    evaluations does not change the training. Raises TaskError for other results.
     """
     shared = takes_shards(task) and processes.world > 1
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with undisturbed(), torch.no_grad(), precision.autocast(), average.applied() if average else nullcontext():
-            found = task.evaluate(model, rank=processes.rank, world=processes.world) if shared else task.evaluate(model)
+            results = (
+                task.evaluate(model, rank=processes.rank, world=processes.world) if shared else task.evaluate(model)
+            )
     finally:
         for module, training in modes.items():
             module.training = training
-    named = {str(name): _number(str(name), value) for name, value in found.items()}
+    named = {str(name): _number(str(name), value) for name, value in results.items()}
     metric = getattr(task, "metric", None)
     if metric is not None and metric not in named:
         raise TaskError(f"evaluate returned {', '.join(named) or 'nothing'}; the task's metric is '{metric}'")
@@ -47,14 +49,14 @@ def evaluate(
 
 
 def value_of(measured: float | Pair) -> float:
-    """Return a number, or the mean that a pair stands for; NaN for a count of 0."""
+    """Return a number, or the mean of a (sum, count) pair; NaN for a count of 0."""
     if isinstance(measured, tuple):
         return measured[0] / measured[1] if measured[1] else math.nan
     return measured
 
 
 def is_better(value: float, best: float | None, goal: str) -> bool:
-    """Whether ``value`` improves on ``best`` (None: nothing yet). NaN never does."""
+    """Whether ``value`` improves on ``best`` (None: no value yet). NaN never does."""
     if math.isnan(value):
         return False
     return best is None or (value > best if goal == "max" else value < best)

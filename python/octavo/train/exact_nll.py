@@ -1,4 +1,4 @@
-"""The loss of a causal language model: the one place where it is made.
+"""The exact loss of a causal language model: the one place where it is computed.
 
 Every token is predicted once, from what precedes it in its window; scores are normalized and summed in float64.
 """
@@ -34,18 +34,18 @@ from octavo.train.token_windows import (
 
 _BATCH = 8
 
-_MAKER = object()  # exact_nll alone makes a ValLoss
+_MAKER = object()  # token by which only exact_nll can create a ValLoss
 
 
 @dataclass(frozen=True)
 class ValLoss:
-    """The mean loss of a language model on a stream of tokens; :func:`exact_nll` alone makes one.
+    """The mean loss of a language model on a stream of tokens; only :func:`exact_nll` creates one.
 
-    ``nats``: a token. ``bits_per_byte``: of the text, where its bytes were given. ``tokens``: predicted, each once.
-    ``context``, ``stride``: of the windows. ``guard``: nats by which a loss moved at most when later tokens and other
-    windows were changed; None where nothing could be. ``source_hash``: SHA-256 of the tokens and of what was predicted
-    how; losses with different ones do not compare. ``window_nats``, ``window_tokens``: of every window, for intervals
-    and paired differences. ``checked``: how much of the evaluation the guard made again.
+    ``nats``: per token. ``bits_per_byte``: of the text, if its bytes are known. ``tokens``: number of predicted tokens.
+    ``context``, ``stride``: of the windows. ``guard``: the largest change of a loss, in nats, when later tokens and
+    other windows were changed; None if nothing could be changed. ``source_hash``: SHA-256 of the tokens and the window
+    settings; losses are comparable only if it is equal. ``window_nats``, ``window_tokens``: of every window, for
+    intervals and paired differences. ``checked``: how much of the evaluation the guard repeated.
     """
 
     nats: float
@@ -61,18 +61,18 @@ class ValLoss:
     _maker: object = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse a loss that was not measured here."""
+        """Refuse a loss that :func:`exact_nll` did not measure."""
         if self._maker is not _MAKER:
             raise DataError("a ValLoss is made by octavo.train.exact_nll alone")
 
     @property
     def perplexity(self) -> float:
-        """``exp`` of the nats a token."""
+        """``exp`` of the nats per token."""
         return math.exp(self.nats)
 
     @checks_arguments
     def minus(self, other: ValLoss) -> float:
-        """Return the difference in nats a token. Raises DataError for a loss on other tokens or windows."""
+        """Return the difference in nats per token. Raises DataError for a loss on other tokens or windows."""
         if self.source_hash != other.source_hash:
             raise DataError(
                 "losses of other tokens or windows do not compare; measure both with the same stream, context and "
@@ -95,29 +95,29 @@ def exact_nll(
     guard_calls: int | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> ValLoss:
-    """Return the mean negative log-likelihood of a stream of ids, a token, under a causal model.
+    """Return the mean negative log-likelihood per token of a stream of ids under a causal model.
 
-    ``model``: called with ids ``[B, T]`` int64, it gives scores ``[B, T, V]`` of the next token, as a tensor or as
+    ``model``: called with ids ``[B, T]`` int64, it returns scores ``[B, T, V]`` of the next token, as a tensor or as
     ``.logits``; they are normalized here, in float64. A model with methods ``nll(ids, targets)`` and
-    ``log_probs(ids)``, as those of :mod:`octavo.lab.language.gpt`, gives its own losses instead, from a head that need
-    not look at the whole vocabulary. No objective of training is asked. ``stream``: ids, one dimension. ``context``:
-    tokens that a window shows. ``stride``: how far the next window begins; where less than ``context``, a window
-    predicts its last ``stride`` tokens, all of them with ``context - stride`` tokens before and more. ``tokens``:
-    predicted at most. ``nbytes``: of the text that the whole stream encodes. ``progress``: called with the windows
-    done and their number.
+    ``log_probs(ids)``, such as those of :mod:`octavo.lab.language.gpt`, computes its own losses, from a head that need
+    not score the whole vocabulary. Training objectives are not used. ``stream``: ids, one dimension. ``context``:
+    tokens of a window. ``stride``: distance between windows; if it is less than ``context``, a window predicts its last
+    ``stride`` tokens, each from at least ``context - stride`` tokens. ``tokens``: limit of the predicted tokens.
+    ``nbytes``: bytes of the text that the whole stream encodes. ``progress``: called with the finished windows and the
+    number of windows.
 
-    Meanwhile a guard (:mod:`octavo.train.loss_guard`) makes losses again from less: windows of the whole stream, with
-    other ids from a cut on, in other rows and beside other windows, alone, before and after they are scored. They must
-    stay within 0.001 nats, in bfloat16 and float16 within their rounding; own losses must be those of probabilities
-    that add up to 1. ``leaks``: a model whose losses move sees the future, other windows, or what it read before, and
-    is refused; where its formats choose scales over whole tensors, ``report`` tells by how much instead.
-    ``guard_calls``: of the model at most; for None 40, or a twentieth of those that score where that is more. A model
-    that reads on from window to window says so (:class:`octavo.train.loss_guard.StreamState`).
+    A guard (:mod:`octavo.train.loss_guard`) repeats losses with less context: windows of the whole stream with other
+    ids from a cut on, in other rows, beside other windows, or alone, before and after they are scored. Losses must stay
+    within 0.001 nats, in bfloat16 and float16 within their rounding; a model's own losses must be those of
+    probabilities that sum to 1. ``leaks``: a model whose losses change sees the future, other windows, or earlier
+    calls, and is refused. ``report`` returns the change instead, for formats whose scales span whole tensors.
+    ``guard_calls``: limit of the guard's model calls; for None 40, or a twentieth of the scoring calls if that is more.
+    A model that carries state from window to window declares it (:class:`octavo.train.loss_guard.StreamState`).
 
-    Evaluation mode, without gradients; modes and random numbers are as before afterwards. Raises DataError for a
-    stream, numbers or windows that are none, ids and lengths that the model has no rows for; ModelError for a model
-    that gives no scores, is refused, or is trained on a bound of its loss; ContractError for a head that is not
-    normalized or losses that are not its own; NonFiniteError for NaN.
+    The model runs in evaluation mode, without gradients; modes and random numbers are restored. Raises DataError for an
+    invalid stream, number or window, and for ids and lengths beyond the model's tables; ModelError for a model that
+    returns no scores, is refused, or is trained on a bound of its loss; ContractError for an unnormalized head or for
+    losses that contradict it; NonFiniteError for NaN.
     """
     whole = stream_ids(stream)
     context, batch_size = check_whole("context", context), check_whole("batch_size", batch_size)
@@ -138,8 +138,8 @@ def exact_nll(
     check_positions(model, min(context, len(ids) - 1))
     check_vocabulary(model, ids)
     reads_on = StreamState.of(model) is not None
-    told = f"{context} {stride} {len(ids)}" + (" read on" if reads_on else "")
-    source = sha256(told.encode() + ids.numpy().astype("<i8").tobytes()).hexdigest()
+    setup = f"{context} {stride} {len(ids)}" + (" read on" if reads_on else "")
+    source = sha256(setup.encode() + ids.numpy().astype("<i8").tobytes()).hexdigest()
     parts = list(batches_of(windows, 1 if reads_on else batch_size))
     fresh = None if reads_on else measured_copy(model)
     largest = int(ids.max())
@@ -166,7 +166,7 @@ def exact_nll(
 
 @contextmanager
 def _from_the_start(state: StreamState | None) -> Iterator[None]:
-    """Let a model that reads on begin a stream; its state is as before afterwards."""
+    """Reset the state of a model that carries state between windows, and restore it afterwards."""
     if state is None:
         yield
         return
@@ -179,8 +179,8 @@ def _from_the_start(state: StreamState | None) -> Iterator[None]:
 
 
 def _sums(model: nn.Module, losses_BT: Tensor, part: Sequence[Window]) -> list[float]:
-    """Return the sum of the losses that each window predicts. Raises NonFiniteError."""
-    found = [row[-scored:].sum().item() for row, (_, _, scored) in zip(losses_BT, part, strict=True)]
-    if not all(map(math.isfinite, found)):
+    """Return the sum of the losses of each window. Raises NonFiniteError."""
+    sums = [row[-scored:].sum().item() for row, (_, _, scored) in zip(losses_BT, part, strict=True)]
+    if not all(map(math.isfinite, sums)):
         raise NonFiniteError(f"{type(model).__name__}: its scores become NaN or infinity on tokens {part[0][0]} and on")
-    return found
+    return sums

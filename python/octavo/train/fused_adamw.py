@@ -16,10 +16,10 @@ def fused_adamw(
     second: list[Tensor],
     steps: list[Tensor],
 ) -> None:
-    """Update ``weights`` and their moments in place, float32, and count one more in each of ``steps``.
+    """Update ``weights`` and their moments in place, float32, and increment each of ``steps``.
 
-    ``group``: ``lr``, ``betas``, ``eps`` and ``weight_decay``. Tensors with gaps, or in another order of memory, are
-    updated as copies: torch's call takes every tensor for one without gaps.
+    ``group``: ``lr``, ``betas``, ``eps`` and ``weight_decay``. Non-contiguous tensors are updated through copies,
+    because torch's call assumes contiguous memory.
     """
     changed = [*weights, *first, *second]
     dense = [value.contiguous() for value in changed]

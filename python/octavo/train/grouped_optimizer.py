@@ -1,4 +1,4 @@
-"""One optimizer whose groups follow different rules: Muon for matrices, AdamW or Lion for the rest."""
+"""One optimizer with a rule per group: Muon for matrices, AdamW or Lion for the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class GroupedOptimizer(torch.optim.Optimizer):
     Muon: ``m = mu m + (1 - mu) g``, ``u = (1 - mu) g + mu m`` orthogonalized,
     ``w -= lr (sqrt(max(1, rows / columns)) u + decay w)``. AdamW is torch's; with
     ``moments`` its own are codes (:mod:`octavo.train.moments_8bit`). Lion: ``w -= lr (sign(b1 m + (1 - b1) g) +
-    decay w)``, ``m = b2 m + (1 - b2) g``. Other state is float32 beside float32 weights.
+    decay w)``, ``m = b2 m + (1 - b2) g``. All other state is float32, like the weights.
     """
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
@@ -27,9 +27,9 @@ class GroupedOptimizer(torch.optim.Optimizer):
         super().__init__(groups, {})
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take up what :meth:`state_dict` gave. Codes keep their dtype, where torch gives all state the weights'.
+        """Load the result of :meth:`state_dict`. Codes keep their dtype; torch would convert them to the weights' one.
 
-        Raises ValueError for groups or codes that are none of these parameters'.
+        Raises ValueError for groups or codes that do not fit the parameters.
         """
         states = state_dict["state"]
         floats = {number: {n: v for n, v in of.items() if not _is_code(n)} for number, of in states.items()}
@@ -48,17 +48,17 @@ class GroupedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            given = [parameter for parameter in group["params"] if parameter.grad is not None]
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if group["rule"] == "adamw":
-                in_codes = [p for p in given if group.get("moments") and p.numel() >= SMALLEST]
+                in_codes = [p for p in parameters if group.get("moments") and p.numel() >= SMALLEST]
                 for parameter in in_codes:
                     update(group, parameter, self.state[parameter])
-                held = set(map(id, in_codes))
-                self._adamw(group, [parameter for parameter in given if id(parameter) not in held])
+                code_ids = set(map(id, in_codes))
+                self._adamw(group, [parameter for parameter in parameters if id(parameter) not in code_ids])
             elif group["rule"] == "lion":
-                self._lion(group, given)
+                self._lion(group, parameters)
             else:
-                self._muon(group, given)
+                self._muon(group, parameters)
         return loss
 
     def _adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
@@ -98,7 +98,7 @@ class GroupedOptimizer(torch.optim.Optimizer):
             self._muon_stacked(group, some, momentum_at(group, step))
 
     def _muon_stacked(self, group: dict[str, Any], weights: list[Tensor], momentum: float) -> None:
-        """Update matrices of one shape at once: a GPU would wait for the many small calls of one after the other."""
+        """Update matrices of one shape together, because many small calls would leave a GPU idle."""
         states = [self.state[weight] for weight in weights]
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         momenta = [state["momentum"] for state in states]
@@ -124,7 +124,7 @@ def _is_code(name: str) -> bool:
 
 
 def momentum_at(group: dict[str, Any], step: int) -> float:
-    """Return the momentum of Muon in the update that ``step`` others came before."""
+    """Return the momentum of Muon in the update after ``step`` others."""
     if step >= group["momentum_warmup"]:
         return float(group["momentum"])
     done = step / group["momentum_warmup"]

@@ -8,26 +8,25 @@ from types import FrameType
 
 
 class Interrupt:
-    """A context that notes the first SIGINT or SIGTERM instead of ending the process; ``seen()`` tells of it.
+    """A context that records the first SIGINT or SIGTERM instead of ending the process.
 
-    ``number``: the first signal's, or None.
-
-    Outside the main thread, where Python handles no signals, it changes nothing and sees nothing.
+    ``number``: number of the first signal, or None. ``seen()``: whether there was one. Outside the main thread, where
+    Python handles no signals, it has no effect.
     """
 
     _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __enter__(self) -> Interrupt:
-        """Take over the signals."""
+        """Install the handlers."""
         self.number: int | None = None
-        self._kept = {}
+        self._handlers = {}
         if threading.current_thread() is threading.main_thread():
-            self._kept = {number: signal.signal(number, self._note) for number in self._SIGNALS}
+            self._handlers = {number: signal.signal(number, self._note) for number in self._SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the signals back."""
-        for number, handler in self._kept.items():
+        """Restore the former handlers."""
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
     def seen(self) -> bool:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from octavo.errors import DataError
 
-# 97.5 % quantiles of Student's t for 1 to 10 degrees of freedom; beyond, the expansion below is good to 0.003. Python's
-# statistics has the normal distribution alone, and scipy is no dependency of Octavo.
+# 97.5 % quantiles of Student's t for 1 to 10 degrees of freedom; beyond, the expansion below is accurate to 0.003.
+# Python's statistics module has only the normal distribution, and scipy is no dependency of Octavo.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 _NORMAL = 1.959964
-# The same for 99.5 %: where a claim should be wrong once in a hundred.
+# 99.5 % quantiles, for claims that may be wrong once in a hundred.
 _T_RARE = (63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169)
 _NORMAL_RARE = 2.575829
 
@@ -21,7 +21,7 @@ _NORMAL_RARE = 2.575829
 class Spread:
     """``mean`` of ``count`` values, standard deviation ``sd``, and ``half`` the width of the 95 % interval of the mean.
 
-    ``sd`` and ``half`` are None for one value: one seed says nothing about others.
+    ``sd`` and ``half`` are None for one value, which has no spread.
     """
 
     mean: float
@@ -45,7 +45,7 @@ def spread(values: Sequence[float]) -> Spread:
 def student(freedom: float, *, rare: bool = False) -> float:
     """Return the 97.5 % quantile of Student's t with ``freedom`` degrees of freedom; ``rare``: the 99.5 % one.
 
-    Between whole numbers up to 10 it lies on the line over ``1 / freedom``, which is never below the quantile.
+    Between whole numbers up to 10 it is interpolated linearly in ``1 / freedom``, which never underestimates.
     """
     known, z = (_T_RARE, _NORMAL_RARE) if rare else (_T, _NORMAL)
     if freedom <= len(known):
@@ -62,8 +62,8 @@ def student(freedom: float, *, rare: bool = False) -> float:
 def paired_error(lost: int, gained: int, texts: int) -> float:
     """Return the standard error of an accuracy difference on the same texts.
 
-    ``lost`` texts were right before and are wrong now, ``gained`` the other way; texts on which both agree add nothing,
-    so that the error is far smaller than that of two accuracies. Source: McNemar 1947.
+    ``lost`` texts were right before and are wrong now, ``gained`` texts the reverse. Texts on which both agree add
+    nothing, so the error is far smaller than that of two independent accuracies. Source: McNemar 1947.
     """
     return math.sqrt(max(lost + gained - (gained - lost) ** 2 / texts, 0.0)) / texts
 
@@ -88,8 +88,8 @@ def weighted_mean(values: Sequence[float], weights: Sequence[float] | None = Non
     drawn at random (Cochran 1977, section 2.11), by Student's t. Raises DataError as :func:`spread`.
     """
     if weights is None:
-        found = spread(values)
-        return found.mean, found.half
+        result = spread(values)
+        return result.mean, result.half
     if not values or not all(math.isfinite(value) for value in values) or not math.fsum(weights) > 0:
         raise DataError(f"{len(values)} values {list(values)[:3]}; accepted are finite numbers with weights above 0")
     total, count = math.fsum(weights), len(values)

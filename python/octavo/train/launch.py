@@ -1,7 +1,7 @@
-"""Starts the processes of a run on this machine, as torchrun does but without its agent.
+"""Starts the processes of a run on this machine, like torchrun but without its agent.
 
-The parent passes signals on and returns their exit code itself. Workers find each other through a store that the
-parent holds, and end when it ends (:mod:`octavo.storage.children`).
+The parent forwards signals to the workers and returns their exit code. Workers find each other through a TCP store of
+the parent, and end when it ends (:mod:`octavo.storage.children`).
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ import torch.distributed as dist
 
 from octavo.storage import children
 
-# Seconds of grace before workers are killed: after one of them has failed, and after one has ended on a signal.
+# Seconds before workers are killed after one of them has failed, and after one has ended on a signal.
 _AFTER_FAILURE, _AFTER_SIGNAL = 5.0, 120.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_TOLD = tuple(128 + number for number in _SIGNALS)
+_SIGNAL_CODES = tuple(128 + number for number in _SIGNALS)
 _POLL_S = 0.02
 
 
 def launch(command: Sequence[str], processes: int) -> int:
     """Run ``command`` in ``processes`` processes on this machine and return the exit code.
 
-    ``command``: a script with its arguments, or ``-m`` and a module with its arguments. SIGINT and SIGTERM are passed
-    on; the processes write a checkpoint and end with 130 or 143, as does this one. Where one fails or is killed, the
-    others are ended, too; its code is returned, 128 and the signal's number where a signal ended it.
+    ``command``: a script with its arguments, or ``-m`` and a module with its arguments. SIGINT and SIGTERM are
+    forwarded; the processes write a checkpoint and end with 130 or 143, as does this one. If a process fails or is
+    killed, the others are ended, and its exit code is returned: for a signal 128 plus its number.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     watched, ours = os.pipe()
     workers: list[subprocess.Popen[bytes]] = []
-    with _passed_on(workers):
+    with _forward_signals(workers):
         try:
             for rank in range(processes):
                 workers.append(
@@ -44,7 +44,7 @@ def launch(command: Sequence[str], processes: int) -> int:
                         children.command(command, watched),
                         env=_environment(rank, processes, store.port),
                         pass_fds=(watched,),
-                        process_group=0,  # a terminal's Ctrl-C reaches this process alone, which passes it on once
+                        process_group=0,  # Ctrl-C of a terminal then reaches only this process, which forwards it
                     )
                 )
             return _wait(workers)
@@ -56,8 +56,8 @@ def launch(command: Sequence[str], processes: int) -> int:
 
 
 def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
-    """Return what torchrun would tell the process ``rank``."""
-    told = {
+    """Return the environment variables that torchrun would set for the process ``rank``."""
+    variables = {
         "RANK": rank,
         "LOCAL_RANK": rank,
         "GROUP_RANK": 0,
@@ -70,28 +70,28 @@ def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": True,
     }
     threads = {"OMP_NUM_THREADS": "1"} if processes > 1 else {}
-    return {**threads, **os.environ, **{name: str(value) for name, value in told.items()}}
+    return {**threads, **os.environ, **{name: str(value) for name, value in variables.items()}}
 
 
 @contextmanager
-def _passed_on(workers: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Pass signals on to the workers meanwhile, those that are started later included."""
+def _forward_signals(workers: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Forward signals to the workers inside, including workers that are started later."""
 
     def pass_on(number: int, _: object) -> None:
         for worker in workers:
             with contextlib.suppress(ProcessLookupError):
                 worker.send_signal(number)
 
-    kept = {number: signal.signal(number, pass_on) for number in _SIGNALS}
+    handlers = {number: signal.signal(number, pass_on) for number in _SIGNALS}
     try:
         yield
     finally:
-        for number, handler in kept.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 def _wait(workers: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Return the exit code of all, or of the first that did not end with 0; the others then have some time left."""
+    """Return 0, or the exit code of the first worker that failed; the others then get a grace period."""
     code, deadline = 0, float("inf")
     while any(worker.poll() is None for worker in workers) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
@@ -99,10 +99,10 @@ def _wait(workers: Sequence[subprocess.Popen[bytes]]) -> int:
         if failed is not None and code == 0:
             code = _code(workers[failed])
             if workers[failed].returncode < 0:
-                told = f"process {failed} of {len(workers)} was ended by {_name(workers[failed].returncode)}"
-                print(f"error: {told}; the same command goes on from the newest checkpoint", file=sys.stderr)
-                return code  # the others wait for it, and have nothing to tell
-            deadline = time.monotonic() + (_AFTER_SIGNAL if code in _TOLD else _AFTER_FAILURE)
+                cause = f"process {failed} of {len(workers)} was ended by {_name(workers[failed].returncode)}"
+                print(f"error: {cause}; the same command goes on from the newest checkpoint", file=sys.stderr)
+                return code  # the others wait for it and have no error of their own
+            deadline = time.monotonic() + (_AFTER_SIGNAL if code in _SIGNAL_CODES else _AFTER_FAILURE)
     return code or next((_code(worker) for worker in workers if worker.poll()), 0)
 
 
@@ -118,7 +118,7 @@ def _name(returncode: int) -> str:
 
 
 def _end(worker: subprocess.Popen[bytes]) -> None:
-    """Kill a worker that still runs, with what it has started."""
+    """Kill a worker that still runs, with its child processes."""
     if worker.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(worker.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Schedules of rate and momentum: functions of the number of the update alone, so that no checkpoint holds a state."""
+"""Schedules of rate and momentum: pure functions of the number of the update, without state in checkpoints."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from octavo.train.train_config import TrainConfig
 
 
 def rate_factor(config: TrainConfig, step: int) -> float:
-    """Return what the learning rate is multiplied with in update ``step`` (the first is 0): above 0, at most 1.
+    """Return the factor of the learning rate in update ``step`` (the first is 0): above 0, at most 1.
 
-    Where the run has stages, which may multiply the rate once more, ``step`` is measured in tokens.
+    In a run with stages the position of the update is measured in tokens, and a stage may have a further factor.
 
-    Warm-up: ``(step + 1) / warmup``. Then 1 for ``constant``; a straight line from 1 towards ``final`` for ``linear``
-    and ``one_cycle``, half a cosine for ``cosine``; ``trapezoid`` holds 1, then falls in a line over the last
-    ``cooldown * steps``. The lower end lies one step past the last update: an update with rate 0 would be thrown away.
+    Warm-up: ``(step + 1) / warmup``. Then 1 for ``constant``; a straight line from 1 to ``final`` for ``linear`` and
+    ``one_cycle``; half a cosine for ``cosine``; for ``trapezoid`` 1, and a straight line over the last ``cooldown *
+    steps``. The end of the fall is one step after the last update, because an update with rate 0 would be wasted.
     """
     at = config.position(step)
     if at < config.warmup:
@@ -33,9 +33,9 @@ def rate_factor(config: TrainConfig, step: int) -> float:
 
 
 def momentum_at_rate(config: TrainConfig, highest: float, factor: float) -> float:
-    """Return the momentum that goes with a rate of ``factor`` times the largest: ``highest``, but in ``one_cycle``.
+    """Return the momentum for a rate of ``factor`` times the largest: ``highest``, except in ``one_cycle``.
 
-    There it lies between ``highest`` at rate 0 and ``low_momentum``, or ``highest`` if that is lower, at the peak.
+    In ``one_cycle`` it falls from ``highest`` at rate 0 to the lower of ``low_momentum`` and ``highest`` at the peak.
     """
     if config.schedule != "one_cycle":
         return highest

@@ -1,4 +1,4 @@
-"""Bounds on the loss of models that have no exact one: estimated over random draws, and comparable with no loss."""
+"""Bounds on the loss of models without an exact loss, estimated over random draws; not comparable with exact losses."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from octavo.train.token_windows import (
     windows_of,
 )
 
-_MAKER = object()  # likelihood_bound alone makes a Bound
+_MAKER = object()  # token by which only likelihood_bound can create a Bound
 
 
 @dataclass(frozen=True)
 class Bound:
-    """An upper bound on the loss of a model, nats a token; no :class:`~octavo.train.ValLoss`.
+    """An upper bound on the loss of a model in nats per token; distinct from :class:`~octavo.train.ValLoss`.
 
-    ``nats``: the mean of ``draws`` estimates; ``error``: its standard error, over windows and draws. ``guard``: nats by
-    which a prediction moved when tokens that it must not see were changed.
+    ``nats``: the mean of ``draws`` estimates. ``error``: its standard error over draws. ``guard``: the largest change
+    of a prediction, in nats, when tokens that it must not see were changed.
     """
 
     nats: float
@@ -47,7 +47,7 @@ class Bound:
     _maker: object = None
 
     def __post_init__(self) -> None:
-        """Refuse a bound that was not estimated here."""
+        """Refuse a bound that :func:`likelihood_bound` did not estimate."""
         if self._maker is not _MAKER:
             raise DataError("a Bound is made by octavo.train.likelihood_bound alone")
 
@@ -64,13 +64,13 @@ def likelihood_bound(
     batch_size: int = 8,
     progress: Callable[[int, int], object] = lambda *_: None,
 ) -> Bound:
-    """Return the mean bound on the negative log-likelihood of a stream of ids, a token.
+    """Return the mean bound on the negative log-likelihood per token of a stream of ids.
 
     ``model``: its ``objective`` has ``bound(model, ids, targets, generator)``, an unbiased estimate for every window,
     ``[B]`` nats. Windows of ``context`` tokens do not overlap; each is estimated ``draws`` times, with random numbers
-    of ``seed`` alone. Before the work one window is checked: predictions must stay when hidden tokens, or later blocks,
-    are changed. ``progress`` is told windows that are done, and all of them. Raises ModelError for a model without a
-    bound, or that sees what it predicts, DataError for a stream that makes no window, NonFiniteError.
+    that depend only on ``seed``. First one window is checked: predictions must not change when hidden tokens, or later
+    blocks, change. ``progress``: called with the finished windows and the number of windows. Raises ModelError for a
+    model without a bound, or one that sees its targets, DataError for a stream without windows, NonFiniteError.
     """
     objective: Any = getattr(model, "objective", None)
     if not hasattr(objective, "bound"):
@@ -91,23 +91,23 @@ def likelihood_bound(
             raise ModelError(f"{type(model).__name__}: predictions move by {guard:.2g} nats when hidden tokens change")
         for part in batches_of(windows, batch_size):
             inputs, targets = (some.to(device) for some in batch_of(ids, part))
-            found = [objective.bound(model, inputs, targets, generator).double().cpu() for _ in range(draws)]
-            sums += torch.stack(found, 1).tolist()
+            estimates = [objective.bound(model, inputs, targets, generator).double().cpu() for _ in range(draws)]
+            sums += torch.stack(estimates, 1).tolist()
             progress(len(sums), len(windows))
     means = [math.fsum(row) / draws for row in sums]
     counts = [scored for _, _, scored in windows]
     if not all(map(math.isfinite, means)):
         raise NonFiniteError(f"{type(model).__name__}: its bound becomes NaN or infinity")
-    # Of the draws alone, the windows being what is to be measured: the spread of a window's estimates about their mean.
+    # The error is over draws only, because the windows are fixed: the spread of a window's estimates about their mean.
     squares = [math.fsum((value - mean) ** 2 for value in row) for row, mean in zip(sums, means, strict=True)]
     error = math.sqrt(math.fsum(squares) / (draws * max(draws - 1, 1))) / sum(counts) if draws > 1 else math.inf
-    told = f"bound {context} {len(ids)}".encode()
-    source = sha256(told + ids.numpy().astype("<i8").tobytes()).hexdigest()
+    setup = f"bound {context} {len(ids)}".encode()
+    source = sha256(setup + ids.numpy().astype("<i8").tobytes()).hexdigest()
     return Bound(math.fsum(means) / sum(counts), error, sum(counts), context, draws, guard, source, _MAKER)
 
 
 def _guard(model: Any, objective: Any, ids: Tensor) -> float:
-    """Return the nats by which predictions move when tokens under masks, or of the later half's blocks, are changed."""
+    """Return the change of predictions, in nats, when masked tokens, or blocks of the later half, are changed."""
     first, targets = ids[None, :1], ids[None, 1:]
     length = targets.shape[1]
     size = objective.config.block or length

@@ -45,11 +45,12 @@ Callback = Callable[[nn.Module, int], None]
 class TrainResult:
     """The result of a run.
 
-    ``reason``: ``finished`` (all steps), ``early`` (patience) or ``interrupted`` (SIGINT, SIGTERM, whose number is
-    ``signal``; the same call goes on). ``step``: updates made; ``tokens``: trained on. ``loss``: per token, in the last
-    line of metrics; ``metrics``: of the last evaluation; None before the first. ``best``: the best value of the task's
-    metric, after ``best_step`` updates. ``seconds`` by clock: ``train_s``, ``evaluate_s``, ``compile_s``.
-    ``folder`` holds ``last.safetensors`` and ``best.safetensors``: weights, or their moving average if ``ema`` is on.
+    ``reason``: ``finished`` (all steps), ``early`` (patience) or ``interrupted`` (SIGINT or SIGTERM; the same call
+    continues the run). ``signal``: number of that signal. ``step``: number of updates. ``tokens``: number of training
+    tokens. ``loss``: per token, in the last line of metrics. ``metrics``: of the last evaluation; None before the
+    first. ``best``: the best value of the task's metric, after ``best_step`` updates. ``seconds`` by clock:
+    ``train_s``, ``evaluate_s``, ``compile_s``. ``folder`` has ``last.safetensors`` and ``best.safetensors``: weights,
+    or their moving average with ``ema``.
     """
 
     reason: Literal["finished", "early", "interrupted"]
@@ -65,7 +66,7 @@ class TrainResult:
 
     @checks_arguments
     def interruption(self, *, told: bool) -> InterruptedRun:
-        """Return the error by which a command ends that was interrupted here; ``told``: the run has said so."""
+        """Return the error that ends an interrupted command; ``told``: the user was informed already."""
         text = f"interrupted after step {self.step}: the same command goes on from {self.folder}"
         return InterruptedRun(text, self.signal or signals.SIGINT, told)
 
@@ -83,28 +84,27 @@ def train(
     optimizer: MakeOptimizer = adamw,
     callbacks: Sequence[Callback] = (),
 ) -> TrainResult:
-    """Train ``model`` on ``task`` as ``config`` says, with everything that is written in ``folder``.
+    """Train ``model`` on ``task`` with the settings of ``config``; all files are written in ``folder``.
 
-    ``model``: on any device, weights in float32; it is moved to the run's device and holds the last weights afterwards.
-    ``folder``: ``run.json``, ``metrics.jsonl``, ``checkpoints/``, at the end ``last.safetensors``, and
-    ``best.safetensors`` if the task names a metric. If it holds a run, that run goes on from its newest whole
-    checkpoint, unless ``resume`` is False, which refuses such a folder. A continued run equals one that was
-    never stopped, bit for bit on a CPU with the same number of threads; ``kill -9`` loses the steps since the last
-    checkpoint.
-    ``progress``: a bar or lines on stderr. ``optimizer``: makes the optimizer; its rates follow the schedule.
-    ``callbacks``: called with ``model`` and the number of the update, from 0, before each update; they change the model
-    as that number and its state dict alone say, as :class:`octavo.quant.FormatSchedule` and
-    :func:`octavo.prune.callback` do, since a run may go on from any of them. A callback's method ``gradients``, if it
-    has one, is called likewise when the gradients of an update are in ``grad``.
-    Under torchrun all processes call this alike; see :mod:`octavo.train.distributed`.
+    ``model``: on any device, weights in float32; it is moved to the run's device and has the last weights afterwards.
+    ``folder``: gets ``run.json``, ``metrics.jsonl``, ``checkpoints/``, at the end ``last.safetensors``, and
+    ``best.safetensors`` if the task names a metric. A run in the folder continues from its newest undamaged checkpoint;
+    with ``resume=False`` such a folder is refused. A resumed run equals an uninterrupted one bit for bit, on a CPU with
+    the same number of threads; ``kill -9`` loses the steps since the last checkpoint.
+    ``progress``: a bar or lines on stderr. ``optimizer``: builds the optimizer; its rates follow the schedule.
+    ``callbacks``: called with ``model`` and the number of the update, from 0, before each update. Their changes of the
+    model must depend only on that number and the model's state dict, as those of :class:`octavo.quant.FormatSchedule`
+    and :func:`octavo.prune.callback` do, because a run may resume at any update. A callback's method ``gradients``, if
+    present, is called in the same way when the gradients of an update are in ``grad``.
+    Under torchrun all processes make this call; see :mod:`octavo.train.distributed`.
 
-    The run owns its process: it seeds the global random number generators, and while it lasts handles SIGINT and
-    SIGTERM; one that comes after the last step is raised again at the end. It owns the folder, too, by a lock that ends
-    with the process. Weights are made by who made the model; :func:`octavo.train.seed_all` beforehand fixes them, too.
+    The run owns its process: it seeds the global random number generators, and handles SIGINT and SIGTERM while it
+    lasts; a signal after the last step is raised again at the end. It owns the folder by a lock that ends with the
+    process. Initial weights are not seeded here; call :func:`octavo.train.seed_all` before building the model.
 
-    Raises ConfigError, TaskError, OptimizerError, DTypeError or PackageError before the first step for what cannot
-    work, CheckpointError for a folder of another run, LockedError for one that another process trains in, OSError that
-    names the file where the disk takes no more (older checkpoints stay), and NonFiniteError with step and parameter if
+    Raises ConfigError, TaskError, OptimizerError, DTypeError or PackageError before the first step for invalid
+    arguments, CheckpointError for a folder of another run, LockedError for a folder in use by another process, OSError
+    naming the file if the disk is full (older checkpoints stay), and NonFiniteError with step and parameter if
     gradients diverge.
     """
     check_task(task, config)
@@ -116,7 +116,7 @@ def train(
         processes = stack.enter_context(join(config.device))
         parts = _parts(model, task, config, processes, optimizer)
         stack.enter_context(_only_run(folder, processes))
-        _take_up_newest(parts, folder, resume=resume)
+        _restore_newest(parts, folder, resume=resume)
         stack.enter_context(parts.precision.prepared(model))
         step, first = parts.state.step, processes.is_first
         metrics = stack.enter_context(Metrics(folder, upto=step, write=first, tensorboard=tensorboard))
@@ -124,7 +124,7 @@ def train(
         interrupt = stack.enter_context(Interrupt())
         result = _Run(parts, folder, metrics, display, interrupt, tuple(callbacks)).go()
     if interrupt.number is not None and result.reason != "interrupted":
-        signals.raise_signal(interrupt.number)  # it came after the last step: the caller gets the signal
+        signals.raise_signal(interrupt.number)  # a signal after the last step goes to the caller
     return result
 
 
@@ -147,7 +147,7 @@ def _only_run(folder: Path, processes: Processes) -> Iterator[None]:
 def _parts(
     model: nn.Module, task: Any, config: TrainConfig, processes: Processes, make_optimizer: MakeOptimizer
 ) -> CheckpointContent:
-    """Seed the generators, move the model, and make everything that a run changes."""
+    """Seed the generators, move the model, and create the mutable parts of a run."""
     for stage in config.stages or (config.stage(0),):
         if stage.batch_size < stage.accumulation * processes.world:
             parts = f"{stage.accumulation} micro-batches in {processes.world} processes"
@@ -161,21 +161,21 @@ def _parts(
     return CheckpointContent(model, task, config, processes, optimizer, precision, average, Clock(), State())
 
 
-def _take_up_newest(parts: CheckpointContent, folder: Path, *, resume: bool) -> None:
-    """Go on from the newest whole checkpoint in ``folder`` if there is one, and write ``run.json``."""
+def _restore_newest(parts: CheckpointContent, folder: Path, *, resume: bool) -> None:
+    """Restore the newest undamaged checkpoint in ``folder`` if there is one, and write ``run.json``."""
     processes = parts.processes
-    held = checkpoint.available(folder)
-    if held and not resume:
-        raise CheckpointError(f"{folder}: holds a run with {held[0].name}; give another folder, or resume=True")
-    found = checkpoint.load_newest(folder)
-    if found is not None:
-        parts.take_up(*found)
+    existing = checkpoint.available(folder)
+    if existing and not resume:
+        raise CheckpointError(f"{folder}: holds a run with {existing[0].name}; give another folder, or resume=True")
+    newest = checkpoint.load_newest(folder)
+    if newest is not None:
+        parts.restore(*newest)
     steps = processes.gather(parts.state.step)
     if len(set(steps)) > 1:
         raise CheckpointError(f"{folder}: the processes found steps {steps}; they must all see the same folder")
     if processes.is_first:
         folder.mkdir(parents=True, exist_ok=True)
-        checkpoint.tidy(folder, found[0] if found else None, keep=parts.config.keep)
+        checkpoint.tidy(folder, newest[0] if newest else None, keep=parts.config.keep)
         trained = sum(p.numel() for p in parts.model.parameters() if p.requires_grad)
         facts = {"model": type(parts.model).__name__, "trained": trained, "task": type(parts.task).__name__}
         facts |= getattr(parts.task, "facts", {})
@@ -183,7 +183,7 @@ def _take_up_newest(parts: CheckpointContent, folder: Path, *, resume: bool) -> 
 
 
 class _Run:
-    """One run in one process, from where its parts stand to its end."""
+    """One run in one process, from the present state of its parts to its end."""
 
     def __init__(
         self,
@@ -197,8 +197,8 @@ class _Run:
         self.parts, self.folder = parts, folder
         self.config, self.state, self.clock, self.processes = parts.config, parts.state, parts.clock, parts.processes
         self.metrics, self.display, self.interrupt, self.callbacks = metrics, display, interrupt, callbacks
-        found = (getattr(callback, "gradients", None) for callback in callbacks)
-        self.gatherers: list[Callback] = [gather for gather in found if callable(gather)]
+        methods = (getattr(callback, "gradients", None) for callback in callbacks)
+        self.gatherers: list[Callback] = [gather for gather in methods if callable(gather)]
         self.saved = parts.state.step  # the step of the newest checkpoint; 0 is none
         random = random_state()
         self.update = Updater(
@@ -213,7 +213,7 @@ class _Run:
         restore_random_state(random)  # wrapping the model may have drawn numbers
 
     def go(self) -> TrainResult:
-        """Make updates until something ends the run."""
+        """Make updates until the run ends."""
         state, config = self.state, self.config
         if state.step:
             self.display.say(f"resumed after step {state.step} of {config.steps}")
@@ -237,16 +237,17 @@ class _Run:
             self._checkpoint()
         number = None
         if reason == "interrupted":
-            number = next((told for told in self.processes.gather(self.interrupt.number) if told is not None), None)
+            numbers = self.processes.gather(self.interrupt.number)
+            number = next((signal for signal in numbers if signal is not None), None)
             self.display.say(f"interrupted after step {state.step}: the same command goes on from {self.folder}")
         else:
             self._export(LAST)
         seconds = self.clock.as_dict()
-        told = (state.step, state.tokens, state.loss, state.metrics, state.best, state.best_step)
-        return TrainResult(reason, *told, seconds, self.folder, number)
+        counts = (state.step, state.tokens, state.loss, state.metrics, state.best, state.best_step)
+        return TrainResult(reason, *counts, seconds, self.folder, number)
 
     def _step(self, *, compiling: bool) -> bool:
-        """Make one update and, where it is due, a line of metrics. Return whether the run was asked to stop."""
+        """Make one update and, if due, write a line of metrics. Return whether the run was asked to stop."""
         state, average = self.state, self.parts.average
         begin = time.perf_counter()
         with self.clock.on("compile" if compiling else "train"):
@@ -265,12 +266,12 @@ class _Run:
         return update.stop
 
     def _gradients(self, step: int) -> None:
-        """Show the gradients of an update to the callbacks that look at them."""
+        """Call the callbacks that read the gradients of an update."""
         for gather in self.gatherers:
             gather(self.parts.model, step)
 
     def _log(self, update: Update) -> None:
-        """Write the line that sums up the window, and open a new one."""
+        """Write the line of the window, and begin a new window."""
         line = train_line(
             self.state,
             self.clock,
@@ -287,11 +288,11 @@ class _Run:
         state, parts = self.state, self.parts
         before = self.clock.seconds["evaluate"]
         with self.clock.on("evaluate"):
-            found = evaluate(
+            results = evaluate(
                 parts.model, parts.task, processes=parts.processes, precision=parts.precision, average=parts.average
             )
         seconds = self.clock.seconds["evaluate"] - before
-        state.metrics = {name: value_of(value) for name, value in found.items()}
+        state.metrics = {name: value_of(value) for name, value in results.items()}
         metric = getattr(parts.task, "metric", None)
         value = None if metric is None else state.metrics[metric]
         best = value is not None and is_better(value, state.best, parts.task.goal)
@@ -300,12 +301,12 @@ class _Run:
             self._export(BEST)
         else:
             state.unimproved += 1
-        line = evaluation_line(state, self.clock, found, best=best, seconds=seconds)
+        line = evaluation_line(state, self.clock, results, best=best, seconds=seconds)
         self.metrics.write(line)
         self.display.line(line)
 
     def _checkpoint(self) -> None:
-        """Write a checkpoint; no process goes on before it is on the disk."""
+        """Write a checkpoint; all processes wait until it is on the disk."""
         content = self.parts.collect()
         if self.processes.is_first:
             self.metrics.sync()
@@ -319,8 +320,8 @@ class _Run:
             return
         average = self.parts.average
         with average.applied() if average is not None else nullcontext():
-            held = self.parts.model.state_dict()
-            tensors = {key: item.detach().cpu().contiguous() for key, item in held.items() if isinstance(item, Tensor)}
+            state = self.parts.model.state_dict()
+            tensors = {key: item.detach().cpu().contiguous() for key, item in state.items() if isinstance(item, Tensor)}
             container.save(tensors, self.folder / name, metadata={"step": str(self.state.step)}, overwrite=True)
 
 

@@ -20,16 +20,16 @@ from octavo.errors import ContractError, ModelError
 from octavo.train.token_losses import gives_losses, movement, normalized_losses, step_of, token_losses
 from octavo.train.token_windows import Window, batch_of, device_of
 
-#: A loss may move by so many nats when what it must not see changes: the order of sums in wider products.
+#: Tolerance, in nats, of a loss when tokens change that it must not see: sums in wider products have another order.
 LEAK = 1e-3
-# Steps of the model's floats that a loss may move by, where that is more: 0.5 nats in bfloat16, 0.06 in float16.
+# The tolerance in steps of the model's floats, if that is more: 0.5 nats in bfloat16, 0.06 in float16.
 _STEPS = 64
-# A choice between experts that float noise decides moves one window in a hundred by so much, no more.
+# A tie between experts that float noise decides may move one window in a hundred, by at most so many nats.
 _TIE, _TIES = 0.1, 0.01
-# Calls of the model, or a share of those that score, whichever is more; and cuts that are enough: where one position
-# in a hundred looks ahead, 320 cuts miss all of them once in 25 times.
+# Calls of the model, or a share of the scoring calls, whichever is more; and the number of cuts that is enough: if one
+# position in a hundred looks ahead, 320 cuts miss all of them once in 25 times.
 _CALLS, _SHARE, _CUTS = 40, 0.05, 320
-# Other endings of a window that are tried to tell why its losses moved.
+# Other endings of a window that are tried to explain why its losses moved.
 _FUTURES = 4
 
 _Kind = Literal["losses", "log_probs", "alone"]
@@ -37,10 +37,10 @@ _Kind = Literal["losses", "log_probs", "alone"]
 
 @dataclass(frozen=True)
 class Checked:
-    """How much of an evaluation was checked.
+    """The extent of the checks of an evaluation.
 
-    ``windows``: different ones. ``cuts``: windows shown with other ids from some position on, or beside other windows.
-    ``positions``: losses that were made again and compared. ``batches``: calls of the model for it.
+    ``windows``: different windows. ``cuts``: windows with other ids from some position on, or beside other windows.
+    ``positions``: losses that were computed again and compared. ``batches``: calls of the model for the checks.
     """
 
     windows: int
@@ -51,7 +51,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class _Check:
-    """One call: ``rows`` of window and cut, ids from the cut on changed; ``drawn``: losses of drawn targets, too."""
+    """One call: ``rows`` of (window, cut), with other ids from the cut on. ``drawn``: also check random targets."""
 
     rows: tuple[tuple[int, int], ...]
     kind: _Kind = "losses"
@@ -62,10 +62,10 @@ class _Check:
 class LossGuard:
     """Checks one evaluation. Call :meth:`before` and :meth:`after` around every batch, and :meth:`finish` at the end.
 
-    ``parts``: the batches that are scored. ``refuse``: raise for losses that move; else only :attr:`moved` tells.
-    ``seed``: of cuts, companions and ids, so that an evaluation has the same result every time. ``calls``: of the model
-    at most; 40, or a twentieth of the batches where that is more, for None. ``fresh``: a copy of the model, which
-    scores nothing and is asked in every second check.
+    ``parts``: the scored batches. ``refuse``: raise for losses that move; otherwise only :attr:`moved` reports them.
+    ``seed``: seed of cuts, companions and ids, so that an evaluation is reproducible. ``calls``: limit of the model
+    calls; for None 40, or a twentieth of the batches if that is more. ``fresh``: a copy of the model that scores
+    nothing and is used in every second check.
     """
 
     def __init__(
@@ -105,20 +105,20 @@ class LossGuard:
         self._gains: list[float] = []
         self._alone: list[Tensor] = []
         self.moved: float | None = None
-        """The largest movement of a loss, nats; None where nothing could be changed."""
+        """The largest change of a loss in nats; None if nothing could be changed."""
 
     @property
     def checked(self) -> Checked:
-        """How much was checked."""
+        """The extent of the checks so far."""
         return Checked(len({window for window, _ in self._cuts}), len(self._cuts), self._compared, self._calls)
 
     def before(self, number: int) -> None:
-        """Run the checks that come before batch ``number``. Raises ModelError, ContractError."""
+        """Run the checks planned before batch ``number``. Raises ModelError, ContractError."""
         for check in self._plan.pop(number, ()):
             self._run(check)
 
     def after(self, losses_BT: Tensor) -> None:
-        """Take the losses of the next batch, and compare them with those of checks before it. Raises as before."""
+        """Compare the losses of the next batch with those of earlier checks. Raises ModelError, ContractError."""
         for losses_T in losses_BT:
             if self._next in self._wanted:
                 self._scored[self._next] = losses_T
@@ -127,14 +127,14 @@ class LossGuard:
             self._next += 1
 
     def finish(self) -> None:
-        """Run the checks that come last, and judge all of them together. Raises as before."""
+        """Run the last checks, and evaluate all of them together. Raises ModelError, ContractError."""
         self.before(len(self._parts))
         if not self._refuse:
             return
         if self._alone and not (mean := float(torch.cat(self._alone).mean())) <= max(LEAK, 8 * self._step):
             self._raise_company(mean, "in a batch and alone")
-        # At a random cut the last loss before it has all of its future changed: the mean gain of having seen it is what
-        # looking ahead is worth, a token.
+        # For the last loss before a random cut all future tokens are changed. The mean of its increase is the gain, per
+        # token, of a model that looks ahead.
         if len(self._gains) > 30:
             gains = torch.tensor(self._gains, dtype=torch.float64)
             error = float(gains.std()) / math.sqrt(len(gains))
@@ -178,7 +178,7 @@ class LossGuard:
         return plan
 
     def _planned_in_order(self) -> dict[int, list[_Check]]:
-        """Return the checks of a model that reads on: of each window with the state that it begins with."""
+        """Return the checks of a model that carries state: each window is checked with its initial state."""
         count = len(self._windows)
         ends = sorted({0, count // 2, count - 1})
         rows = self._rows(list(range(count)), ends, min(_CUTS, self._most))
@@ -189,10 +189,10 @@ class LossGuard:
         return plan
 
     def _rows(self, windows: list[int], ends: list[int], count: int) -> list[tuple[int, int]]:
-        """Return windows with their cuts, ``count`` of them, or each position once where that is fewer.
+        """Return ``count`` pairs of a window and a cut, or all such pairs if there are fewer.
 
-        A window of ``length`` is cut where a scored position is before the cut; a cut at its length changes nothing in
-        it. Windows at begin, middle and end have cuts at chosen places, the rest is spread over windows and positions.
+        At least one scored position is before a cut; a cut at the length of a window changes no id in it. The first,
+        middle and last window have cuts at fixed places; the other cuts are spread over windows and positions.
         """
         pairs = [(window, cut) for window in windows for cut in self._cuts_of(window)] if self._few(windows) else []
         if pairs and len(pairs) <= count:
@@ -236,10 +236,10 @@ class LossGuard:
     # --- one check ----------------------------------------------------------------------------------------------------
 
     def _run(self, check: _Check) -> None:
-        """Make the losses of changed windows, and compare those that are scored already."""
+        """Compute the losses of changed windows, and compare those of windows that are scored already."""
         model = self._fresh if check.copied else self._model
         inputs_BT, targets_BT = self._changed(check.rows)
-        kept = None if self._state is None else self._state.read()
+        state = None if self._state is None else self._state.read()
         if check.kind == "log_probs":
             log_probs_BTV = model.log_probs(inputs_BT.to(device_of(model)))
             found_BT = normalized_losses(model, log_probs_BTV, targets_BT, self._step, largest=self._largest)
@@ -248,7 +248,7 @@ class LossGuard:
         else:
             found_BT = token_losses(model, inputs_BT, targets_BT, largest=self._largest)
         if self._state is not None:
-            self._state.write(kept)
+            self._state.write(state)
         self._calls += 1
         for (window, cut), losses_T in zip(check.rows, found_BT, strict=True):
             if window in self._scored:
@@ -257,7 +257,7 @@ class LossGuard:
                 self._blind[window].append((cut, check.kind, losses_T))
 
     def _changed(self, rows: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of windows, other ids from each one's cut on; no id stays where it was."""
+        """Return inputs and targets of windows in which every id from the cut on is replaced by a different one."""
         inputs_BT, targets_BT = batch_of(self._ids, [self._windows[window] for window, _ in rows])
         for row, (window, cut) in enumerate(rows):
             first, end, _ = self._windows[window]
@@ -270,7 +270,7 @@ class LossGuard:
         return inputs_BT, targets_BT
 
     def _check_drawn(self, model: Any, inputs_BT: Tensor, log_probs_BTV: Tensor) -> None:
-        """Compare a model's own losses of targets from the whole vocabulary with those of its probabilities."""
+        """Compare a model's own losses of random targets with those of its probabilities."""
         targets_BT = torch.randint(log_probs_BTV.shape[-1], inputs_BT.shape, generator=self._generator)
         wanted_BT = normalized_losses(model, log_probs_BTV, targets_BT, self._step)
         self._calls += 1
@@ -285,7 +285,7 @@ class LossGuard:
             )
 
     def _compare(self, window: int, cut: int, kind: _Kind, blind_T: Tensor) -> None:
-        """Compare losses up to a cut with those that were scored."""
+        """Compare the losses before a cut with the scored ones."""
         first, end, scored = self._windows[window]
         part = slice(end - first - scored, cut)
         moved_T = movement(blind_T[part], self._scored[window][part])
@@ -311,14 +311,14 @@ class LossGuard:
     # --- why losses moved ---------------------------------------------------------------------------------------------
 
     def _both(self, window: int) -> tuple[Tensor, Tensor]:
-        """Return the own losses of the very batch that a window is scored in, and those of its probabilities."""
+        """Return the own losses of the batch of a window, and the losses from the model's probabilities."""
         inputs_BT, targets_BT = batch_of(self._ids, self._parts[self._part_of[window]])
         own_BT = token_losses(self._model, inputs_BT, targets_BT)
         log_probs_BTV = self._model.log_probs(inputs_BT.to(device_of(self._model)))
         return own_BT, normalized_losses(self._model, log_probs_BTV, targets_BT, self._step)
 
     def _explain(self, window: int, cut: int, moved: float) -> NoReturn:
-        """Raise the error that names what made the losses of a window move."""
+        """Raise the error that explains why the losses of a window moved."""
         if self._state is not None:
             self._raise_future(moved)
         if gives_losses(self._model):
@@ -356,10 +356,10 @@ class LossGuard:
 
 
 class StreamState:
-    """The state of a model that reads on from window to window, and says so.
+    """The state of a model that carries state from window to window and declares it.
 
-    It has two methods: ``stream_state()`` returns the state, as the model likes it, and ``restore_stream_state(state)``
-    takes it back; None is the state before the first token. Windows are then scored one at a time, in order.
+    The model has two methods: ``stream_state()`` returns the state in any form, and ``restore_stream_state(state)``
+    restores it; None is the state before the first token. Windows are then scored one at a time, in order.
     """
 
     def __init__(self, model: Any) -> None:
@@ -368,7 +368,7 @@ class StreamState:
 
     @classmethod
     def of(cls, model: Any) -> StreamState | None:
-        """Return the state of a model, None for one that has none."""
+        """Return the state of a model, None for a model without state."""
         methods = (getattr(model, name, None) for name in ("stream_state", "restore_stream_state"))
         return cls(model) if all(map(callable, methods)) else None
 
@@ -377,5 +377,5 @@ class StreamState:
         return deepcopy(self._model.stream_state())
 
     def write(self, state: Any) -> None:
-        """Give the model a state, None for that before the first token."""
+        """Restore a state of the model; None is the state before the first token."""
         self._model.restore_stream_state(deepcopy(state))

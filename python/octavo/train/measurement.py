@@ -1,4 +1,4 @@
-"""A measured quality: one number with its interval, and the value of every example, which pairs two models."""
+"""A measured quality: one number with its interval, and the value of every example for paired comparisons."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Goal = Literal["max", "min"]
 
 @dataclass(frozen=True)
 class Measurement:
-    """One quality of one model on one set of examples; :func:`octavo.evaluate` makes it.
+    """One quality of one model on one set of examples, as :func:`octavo.evaluate` returns it.
 
-    ``metric``: its name: ``accuracy``, ``perplexity``, ``KL``, ``cosine``, or one of the user's. ``value``: over all
-    examples. ``low``, ``high``: the 95 % interval, None where one example says nothing about others. ``goal``: whether
-    more is better. ``count``: examples (of a perplexity: tokens). ``values``: of each example; ``weights``: how much
-    each counts in their mean, None for all alike. ``examples``: SHA-256 of the examples in their order: values of two
-    models pair where it is equal. ``details``: further numbers of the same pass. ``setup``: what the number depends on,
-    such as context and stride. ``checked``: of a perplexity, how much of the evaluation its guard made again
-    (:class:`octavo.train.loss_guard.Checked`), with ``moved``, the largest movement of a loss in nats.
+    ``metric``: its name: ``accuracy``, ``perplexity``, ``KL``, ``cosine``, or a name of the user's. ``value``: over all
+    examples. ``low``, ``high``: the 95 % interval, None for a single example. ``goal``: whether more is better.
+    ``count``: number of examples (for a perplexity: of tokens). ``values``: the value of each example. ``weights``: the
+    weight of each example in the mean, None for equal weights. ``examples``: SHA-256 of the examples in their order;
+    two models can be compared in pairs if it is equal. ``details``: further numbers of the same pass. ``setup``:
+    settings of the measurement, such as context and stride. ``checked``: for a perplexity, the extent of the guard's
+    checks (:class:`octavo.train.loss_guard.Checked`), with ``moved``, the largest change of a loss in nats.
     """
 
     metric: str
@@ -43,16 +43,16 @@ class Measurement:
 
     @property
     def loss(self) -> float:
-        """A number that is lower for a better model: the value, of a share 1 minus it, of another negated."""
+        """A number that is lower for a better model: nats of a perplexity, the value, or 1 minus the value."""
         if self.goal == "min":
             return math.log(self.value) if self.metric == "perplexity" else self.value
         return 1 - self.value
 
     @checks_arguments
     def difference(self, before: Measurement) -> Difference:
-        """Return the mean difference to another model on the same examples, ``self - before``, paired.
+        """Return the mean paired difference to another model on the same examples, ``self - before``.
 
-        Of perplexities it is that of the nats a token. Raises DataError for other examples or another metric.
+        For perplexities it is the difference in nats per token. Raises DataError for other examples or another metric.
         """
         if (self.metric, self.examples) != (before.metric, before.examples):
             raise DataError(
@@ -61,7 +61,7 @@ class Measurement:
         return paired(self.values, before.values, self.weights)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, without those of the examples."""
+        """Return plain values for JSON, without the values of the examples."""
         return {
             "metric": self.metric,
             "value": self.value,
@@ -76,30 +76,30 @@ class Measurement:
         }
 
     def stored(self) -> dict[str, Any]:
-        """Return everything as plain values, which :meth:`restored` takes."""
+        """Return everything as plain values, for :meth:`restored`."""
         weights = None if self.weights is None else list(self.weights)
         return {**self.as_dict(), "values": list(self.values), "weights": weights}
 
     @classmethod
     @checks_arguments
     def restored(cls, content: Mapping[str, Any]) -> Measurement:
-        """Return what :meth:`stored` gave. Raises DataError for anything else."""
+        """Return the measurement of a result of :meth:`stored`. Raises DataError for other content."""
         try:
             weights = content["weights"]
-            found = cls(**{
+            measurement = cls(**{
                 **content, "values": tuple(content["values"]), "weights": None if weights is None else tuple(weights)
             })  # fmt: skip
-            check_fields(found)
+            check_fields(measurement)
         except (KeyError, TypeError, OctavoError) as error:
             raise DataError(f"no stored measurement: {error}") from None
-        numbers = (found.value, *found.values, *(found.weights or ()))
+        numbers = (measurement.value, *measurement.values, *(measurement.weights or ()))
         if (
-            not found.values
+            not measurement.values
             or not all(map(is_finite, numbers))
-            or len(found.weights or found.values) != len(found.values)
+            or len(measurement.weights or measurement.values) != len(measurement.values)
         ):
             raise DataError("no stored measurement: values and weights are finite, as many as each other, at least one")
-        return found
+        return measurement
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def share_of(metric: str, right: Sequence[bool], examples: str, **facts: Any) ->
 
 
 def mean_of(metric: str, values: Sequence[float], goal: Goal, examples: str, **facts: Any) -> Measurement:
-    """Return the mean of one value an example, with Student's interval. Raises DataError for none, and for NaN."""
+    """Return the mean of one value per example, with Student's interval. Raises DataError for no values and for NaN."""
     mean, half = weighted_mean(values)
     low, high = (None, None) if half is None else (mean - half, mean + half)
     return Measurement(metric, mean, low, high, goal, len(values), tuple(values), examples, **facts)
@@ -137,9 +137,9 @@ def mean_of(metric: str, values: Sequence[float], goal: Goal, examples: str, **f
 
 def digest_of(parts: Sequence[str | bytes]) -> str:
     """Return the SHA-256, in hexadecimal, of examples in their order."""
-    found = sha256()
+    digest = sha256()
     for part in parts:
         data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
-        found.update(len(data).to_bytes(8, "little"))
-        found.update(data)
-    return found.hexdigest()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()

@@ -1,7 +1,7 @@
 """The log of a run: ``metrics.jsonl``, one line per ``log_every`` steps and per evaluation, and ``run.json``.
 
-The object ``clock`` in a line holds seconds and rates. All other fields are functions of the configuration, the task
-and the machine's arithmetic. So two runs are equal if their lines without ``clock`` are.
+The object ``clock`` in a line has seconds and rates. All other fields are functions of the configuration, the task and
+the machine's arithmetic. So two runs are equal if their lines without ``clock`` are equal.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Metrics:
     """The lines of one run. Only the first process writes; in the others every call does nothing."""
 
     def __init__(self, folder: Path, *, upto: int, write: bool, tensorboard: bool) -> None:
-        """Open the file for more lines, without those of steps past ``upto``: a continuation writes them anew.
+        """Open the file for appending, and drop lines of steps after ``upto``, which the continuation writes again.
 
-        Raises PackageError if ``tensorboard`` is asked for and not installed.
+        Raises PackageError if ``tensorboard`` is True and not installed.
         """
         self._file = self._board = None
         if not write:
@@ -56,7 +56,7 @@ class Metrics:
                 self._board.add_scalar(name, value, line["step"])
 
     def sync(self) -> None:
-        """Flush the lines to the disk; done before a checkpoint that they lead up to."""
+        """Flush the lines to the disk; called before a checkpoint is written."""
         if self._file is not None:
             os.fsync(self._file.fileno())
 
@@ -74,14 +74,14 @@ class Metrics:
 
 @checks_arguments
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
-    """Return the lines of a run's ``metrics.jsonl``, without a last one that a killed process left half written."""
+    """Return the lines of a run's ``metrics.jsonl``, without an incomplete last line of a killed process."""
     path = Path(folder) / METRICS
     return [parse_json(line, f"{path}: line {number}") for number, line in enumerate(_complete(path), 1)]
 
 
 @checks_arguments
 def strip_timings(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return lines of :func:`read_metrics` without seconds and rates: what must be the same in every run."""
+    """Return lines of :func:`read_metrics` without seconds and rates: the part that is equal in every run."""
     return [{name: value for name, value in line.items() if name != "clock"} for line in lines]
 
 
@@ -109,19 +109,19 @@ def write_run(folder: Path, config: TrainConfig, processes: Processes, facts: di
 
 def _complete(path: Path) -> list[str]:
     text = read_bytes(path, RECORD_BYTES).decode(errors="replace")
-    return text.split("\n")[:-1]  # what follows the last newline was cut off
+    return text.split("\n")[:-1]  # the text after the last newline is an incomplete line
 
 
 def _lines_upto(path: Path, upto: int) -> list[str]:
-    """Return the lines of steps up to ``upto``; what is no line, as a power failure may leave it, is dropped."""
-    kept = []
+    """Return the lines of steps up to ``upto``; broken lines, such as those after a power failure, are dropped."""
+    lines = []
     for line in _complete(path):
         try:
             if parse_json(line, str(path))["step"] <= upto:
-                kept.append(line)
+                lines.append(line)
         except (OctavoError, KeyError, TypeError):
             continue
-    return kept
+    return lines
 
 
 def _finite(item: Any) -> Any:

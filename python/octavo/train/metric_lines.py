@@ -11,10 +11,10 @@ from octavo.train.run_counters import State
 
 
 def train_line(state: State, clock: Clock, *, batch_size: int, learning_rate: float, norm: float) -> dict[str, Any]:
-    """Return the line that sums up ``state.window``; rate and norm are those of its last update.
+    """Return the line of ``state.window``; rate and norm are those of its last update.
 
-    ``loss`` and ``counts`` are per token, without the ``skipped`` updates of fp16, and null if all were skipped. Rates
-    are of the train clock only, and 0 if all updates of the window were compilation.
+    ``loss`` and ``counts`` are per token, without the ``skipped`` updates of fp16; they are null if all were skipped.
+    Rates count only the train clock, and are 0 if all updates of the window were compilation.
     """
     window = state.window
     line: dict[str, Any] = {
@@ -39,14 +39,14 @@ def train_line(state: State, clock: Clock, *, batch_size: int, learning_rate: fl
 
 
 def evaluation_line(
-    state: State, clock: Clock, found: dict[str, float | Pair], *, best: bool, seconds: float
+    state: State, clock: Clock, results: dict[str, float | Pair], *, best: bool, seconds: float
 ) -> dict[str, Any]:
-    """Return the line of an evaluation: its ``metrics``, the ``sums`` of those that are means, and whether it is best.
+    """Return the line of an evaluation: its ``metrics``, the (sum, count) of means, and whether it is the best.
 
-    ``counted_per_s``: the largest count of a mean over the ``seconds`` that this evaluation took.
+    ``counted_per_s``: the largest count of a mean, divided by the ``seconds`` of this evaluation.
     """
     line: dict[str, Any] = {"kind": "evaluation", "step": state.step, "metrics": state.metrics, "best": best}
-    sums = {name: list(value) for name, value in found.items() if isinstance(value, tuple)}
+    sums = {name: list(value) for name, value in results.items() if isinstance(value, tuple)}
     line["clock"] = {**clock.as_dict(), "seconds": round(seconds, 6)}
     if sums:
         line["sums"] = sums

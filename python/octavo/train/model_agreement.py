@@ -1,4 +1,4 @@
-"""How far two models agree: the quality that can be measured without labels."""
+"""The agreement of two models: a quality that needs no labels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from octavo.train.measurement import Measurement, digest_of, mean_of
 from octavo.train.model_outputs import evaluating, read_output
 from octavo.train.unpadded_samples import unpadded
 
-_NEIGHBOURS = 5000  # embeddings whose neighbours are compared: the table of similarities stays at 200 MB
+_NEIGHBOURS = 5000  # most embeddings whose neighbours are compared: the table of similarities has at most 200 MB
 
 
 def agreement(
@@ -26,12 +26,12 @@ def agreement(
     *,
     progress: Callable[[int, int], object] = lambda *_: None,
 ) -> Measurement:
-    """Return how far ``model`` agrees with ``reference`` on the same batches.
+    """Return the agreement of ``model`` with ``reference`` on the same batches.
 
-    Of scores: metric ``KL``, the mean of KL(reference || model) in nats over texts, or over tokens where there are
-    scores of tokens; ``details``: ``top1``, the share with the same best class. Of embeddings: metric ``cosine``, the
-    mean cosine; ``details``: ``least``, and ``nearest``, the share whose nearest neighbour is the same. All in float64;
-    intervals are Student's over batches' rows.
+    For scores: metric ``KL``, the mean of KL(reference || model) in nats over texts, or over tokens for scores of
+    tokens; ``details``: ``top1``, the share with the same best class. For embeddings: metric ``cosine``, the mean
+    cosine; ``details``: ``least``, and ``nearest``, the share with the same nearest neighbour. All in float64;
+    intervals are Student's over the rows.
 
     Raises ModelError for models whose outputs differ in shape, NonFiniteError for NaN, CalibrationError for batches
     that a model cannot take, naming batch and layer.
@@ -83,9 +83,9 @@ def _nearest(mine: Tensor, theirs: Tensor) -> dict[str, float]:
     """Return the share of rows with the same nearest other row; nothing for one row or too many."""
     if not 1 < len(mine) <= _NEIGHBOURS:
         return {}
-    found = []
+    neighbors = []
     for rows in (mine, theirs):
         similar = rows @ rows.T
         similar.fill_diagonal_(-2.0)
-        found.append(similar.argmax(-1))
-    return {"nearest": (found[0] == found[1]).double().mean().item()}
+        neighbors.append(similar.argmax(-1))
+    return {"nearest": (neighbors[0] == neighbors[1]).double().mean().item()}

@@ -1,4 +1,4 @@
-"""What a model gives for a batch, as one tensor that compares: scores of classes or tokens, or embeddings."""
+"""Outputs of a model as one tensor for comparisons: scores of classes or tokens, or embeddings."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from octavo.train.randomness import undisturbed
 Kind = Literal["logits", "embedding"]
 
 
-def read_output(given: Any, batch: Any) -> tuple[Kind, Tensor]:
-    """Return what an output is, and one row of float64 for everything that is compared: ``[rows, V]``.
+def read_output(output: Any, batch: Any) -> tuple[Kind, Tensor]:
+    """Return the kind of an output, and its rows for comparison as float64 ``[rows, V]``.
 
-    ``logits`` of a model of transformers, or a tensor, are scores: of tokens where they have three dimensions, without
-    those that the batch's ``attention_mask`` hides, of a decoder its ``decoder_attention_mask``. ``last_hidden_state``
-    is an embedding: its mean over the tokens of the mask. Raises ModelError for anything else.
+    ``logits`` of a model of transformers, or a tensor, are scores. Scores of three dimensions are scores of tokens,
+    without tokens that the batch's ``attention_mask`` (for a decoder ``decoder_attention_mask``) hides.
+    ``last_hidden_state`` becomes an embedding: its mean over the tokens of the mask. Raises ModelError for other
+    outputs.
     """
     mask = attention_mask(batch) if decoder_mask(batch) is None else decoder_mask(batch)
-    logits = given if isinstance(given, Tensor) else getattr(given, "logits", None)
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if isinstance(logits, Tensor) and logits.is_floating_point() and logits.ndim >= 2:
         return "logits", rows_of(logits, mask)
-    hidden = getattr(given, "last_hidden_state", None)
+    hidden = getattr(output, "last_hidden_state", None)
     if isinstance(hidden, Tensor) and hidden.ndim == 3:
         return "embedding", mean_over_tokens(hidden, mask).double()
-    found = next((tensor for tensor in tensors_in(given) if tensor.is_floating_point() and tensor.ndim >= 2), None)
-    if found is None:
+    scores = next((tensor for tensor in tensors_in(output) if tensor.is_floating_point() and tensor.ndim >= 2), None)
+    if scores is None:
         raise ModelError(
-            f"the model gave a {type(given).__name__} without scores or states; accepted are a tensor, .logits and "
+            f"the model gave a {type(output).__name__} without scores or states; accepted are a tensor, .logits and "
             ".last_hidden_state"
         )
-    return "logits", rows_of(found, mask)
+    return "logits", rows_of(scores, mask)
 
 
 def attention_mask(batch: Any) -> Tensor | None:
@@ -52,20 +53,20 @@ def decoder_mask(batch: Any) -> Tensor | None:
 
 def _named(batch: Any, name: str) -> Tensor | None:
     parts = batch if isinstance(batch, tuple | list) else (batch,)
-    given = next((part for part in parts if isinstance(part, Mapping)), None)
-    mask = None if given is None else given.get(name)
+    mapping = next((part for part in parts if isinstance(part, Mapping)), None)
+    mask = None if mapping is None else mapping.get(name)
     return mask if isinstance(mask, Tensor) else None
 
 
 def rows_of(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Return ``[..., V]`` as ``[rows, V]`` of float64; of ``[B, T, V]`` the tokens of a mask ``[B, T]`` alone."""
+    """Return ``[..., V]`` as ``[rows, V]`` of float64; of ``[B, T, V]`` only the tokens of a mask ``[B, T]``."""
     if mask is not None and scores.ndim == 3 and mask.shape == scores.shape[:2]:
         return scores[mask.bool()].double()
     return (scores.flatten(0, -2) if scores.ndim > 1 else scores[None]).double()
 
 
 def mean_over_tokens(hidden_BTD: Tensor, mask_BT: Tensor | None) -> Tensor:
-    """Return the mean over tokens, ``[B, D]``; ``mask_BT`` is 0 at padding, None where none is padded."""
+    """Return the mean over tokens, ``[B, D]``; ``mask_BT`` is 0 at padding, None without padding."""
     if mask_BT is None or mask_BT.shape != hidden_BTD.shape[:2]:
         return hidden_BTD.flatten(1, -2).mean(1)
     mask_BT1 = mask_BT.unsqueeze(-1).to(hidden_BTD.dtype)
@@ -74,11 +75,11 @@ def mean_over_tokens(hidden_BTD: Tensor, mask_BT: Tensor | None) -> Tensor:
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[tuple[nn.Module, ...]]:
-    """Yield the models in evaluation, without gradients; random numbers are as before afterwards.
+    """Yield the models in evaluation mode, without gradients; random numbers are restored afterwards.
 
-    A model that is in evaluation stands for itself, of another a copy over its parameters' memory does, so that who
-    trains it meanwhile does not see its mode change. Models that are compiled, scripted or distributed do not copy:
-    their own modes change, and are as before afterwards.
+    A model in evaluation mode is yielded itself. Of a model in training mode a copy that shares its parameters is
+    yielded, so that another thread that trains it does not see its mode change. Models that are compiled, scripted or
+    distributed cannot be copied: their own modes change and are restored.
     """
     own = tuple(
         shared_copy(model).eval() if any(module.training for module in model.modules()) and is_plain(model) else model
@@ -96,7 +97,7 @@ def evaluating(*models: nn.Module) -> Iterator[tuple[nn.Module, ...]]:
 
 
 def measured_copy(model: nn.Module) -> nn.Module | None:
-    """Return a copy of a model in evaluation, over its parameters' memory; None for one that cannot be copied."""
+    """Return a copy of a model in evaluation mode that shares its parameters; None if it cannot be copied."""
     if not is_plain(model):
         return None
     try:
@@ -109,7 +110,7 @@ _WRAPPERS = ("torch._dynamo", "torch.distributed", "torch.jit", "torch.nn.parall
 
 
 def is_plain(model: nn.Module) -> bool:
-    """Whether a model consists of modules alone: what holds processes, compiled or scripted code is no plain copy."""
+    """Whether a model consists of plain modules, without process groups and without compiled or scripted code."""
     return not any(
         getattr(module, "_compiled_call_impl", None) is not None
         or any(base.__module__.startswith(_WRAPPERS) for base in type(module).__mro__)

@@ -1,9 +1,9 @@
-"""Adam's moments in 8 bits or any block format: codecs of blocks, and an update that decodes, updates and encodes.
+"""Adam's moments in 8 bits or any block format: block codecs, and an update that decodes, updates and encodes.
 
-``dynamic8``: codes count the levels of a map with more of them near 0 than a linear one has near its end: decades from
-1e-7 to 1 of the block's largest magnitude, each with twice the levels of the one below. Levels of the first moment have
-signs, those of the second are all positive: linear codes would round small second moments to 0, and the update that is
-divided by their root would explode. Source: Dettmers et al. 2021, section 2.2.
+``dynamic8``: codes index the levels of a map with decades from 1e-7 to 1 of the block's largest magnitude; each decade
+has twice the levels of the one below. The map of the first moment is signed, that of the second is positive. Linear
+codes would round small second moments to 0, and the update, which is divided by their root, would explode. Source:
+Dettmers et al. 2021, section 2.2.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from octavo.tensors.formats import Format
 from octavo.tensors.packed_tensor import PackedTensor
 from octavo.train.fused_adamw import fused_adamw
 
-# Tensors of fewer numbers keep moments in float32: they are few bytes, and vectors train less well.
+# Smaller tensors keep moments in float32: the saving is small, and vectors train worse with codes.
 SMALLEST = 4096
-# Numbers that are decoded at once: the float32 copies stay in a cache. Whole blocks of every format.
+# Numbers that are decoded at once: the float32 copies stay in cache. A multiple of the blocks of every format.
 _CHUNK = 1 << 18
 _DECADES = 7
-# Of the first moment. Below it the native operation, which adds (1 - beta) (g - m) to m, rounds a gradient away that is
-# small beside m although m becomes it, nearly; torch's update starts from g there.
-_LEAST_KEPT = 0.5
+# Least beta of the first moment for the native operation. It adds (1 - beta) (g - m) to m, which for smaller beta loses
+# a gradient that is small beside m; torch's update starts from g there.
+_NATIVE_BETA = 0.5
 
 
 def check_moments(form: str | None) -> None:
-    """Refuse what moments cannot be held in; None is float32. Raises ConfigError."""
+    """Refuse formats that moments cannot have; None is float32. Raises ConfigError."""
     if form is None or form == DYNAMIC:
         return
     accepted = f"accepted: None, {DYNAMIC}, or a format whose blocks divide {BLOCK}, such as bm8e4/256"
@@ -49,39 +49,39 @@ def check_moments(form: str | None) -> None:
 def levels(signed: bool) -> Tensor:
     """Return the 256 levels of the dynamic map, ascending, float32, from -1 or 0 to 1.
 
-    Decade i, from 0, holds the middles of ``2 ** i`` (signed: each sign) or ``2 ** (i + 1)`` equal parts of
-    ``10 ** (i - 6)`` times 0.1 to 1; 0 and 1 come with them.
+    Decade i, from 0, has the centres of ``2 ** i`` (signed: for each sign) or ``2 ** (i + 1)`` equal parts of
+    ``10 ** (i - 6)`` times 0.1 to 1. 0 and 1 are levels too.
     """
-    found = [0.0, 1.0]
+    values = [0.0, 1.0]
     for decade in range(_DECADES):
         parts = 2 ** (decade if signed else decade + 1)
         middles = [10.0 ** (decade + 1 - _DECADES) * (0.1 + 0.9 * (at + 0.5) / parts) for at in range(parts)]
-        found += [*middles, *(-middle for middle in middles)] if signed else middles
-    return torch.tensor(sorted(found), dtype=torch.float64).float()
+        values += [*middles, *(-middle for middle in middles)] if signed else middles
+    return torch.tensor(sorted(values), dtype=torch.float64).float()
 
 
 @cache
 def _search(signed: bool, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the levels, and for the upper 16 bits of a float32 the lower code and the value from which the next is.
+    """Return the levels, and for the upper 16 bits of a float32 the lower code and the border to the next code.
 
-    Two neighbouring levels differ by more than a 128th, so that no 16 bits have more than one border among the values
-    that begin with them.
+    Neighbouring levels differ by more than a 128th, so the values with the same upper 16 bits contain at most one
+    border.
     """
     table = levels(signed).double()
     borders = ((table[:-1] + table[1:]) / 2).float()
     first = (torch.arange(1 << 16, dtype=torch.int32) << 16).view(torch.float32)
     last = ((torch.arange(1 << 16, dtype=torch.int32) << 16) | 0xFFFF).view(torch.float32)
-    least = torch.minimum(first, last).nan_to_num(0.0)  # of a negative number the later bits are the lower value
+    least = torch.minimum(first, last).nan_to_num(0.0)  # for negative numbers larger bits are the lower value
     code = torch.bucketize(least, borders)
     after = torch.cat([borders, torch.tensor([torch.inf])])[code]
     return tuple(part.to(device) for part in (levels(signed), code.to(torch.uint8), after))  # type: ignore[return-value]
 
 
 def dynamic_codes(values_N: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
-    """Return the codes uint8 ``[N]`` of the nearest levels, the lower of two, and blocks' largest magnitudes, float32.
+    """Return codes uint8 ``[N]`` of the nearest levels (ties: the lower), and largest magnitudes of blocks, float32.
 
-    ``values_N``: float32, blocks of 256, the last may be short; not negative where ``signed`` is False. A block with a
-    value that is infinite or NaN has that for its largest magnitude, and the codes of 0: all its values become NaN.
+    ``values_N``: float32, blocks of 256, the last may be short; not negative if ``signed`` is False. A block with an
+    infinite or NaN value has that as its largest magnitude, and codes of 0, so all its values decode to NaN.
     """
     count = len(values_N)
     if count % BLOCK:
@@ -96,7 +96,7 @@ def dynamic_codes(values_N: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
 
 
 def dynamic_values(codes_N: Tensor, largest_N: Tensor, signed: bool, out_N: Tensor) -> Tensor:
-    """Write the values that codes stand for, float32 ``[N]``, into ``out_N`` and return it."""
+    """Write the values of codes, float32 ``[N]``, into ``out_N`` and return it."""
     table = _search(signed, codes_N.device)[0]
     count = len(codes_N)
     torch.index_select(table, 0, codes_N.int(), out=out_N)
@@ -107,20 +107,20 @@ def dynamic_values(codes_N: Tensor, largest_N: Tensor, signed: bool, out_N: Tens
 
 
 class Moment:
-    """One moment of a parameter of ``count`` numbers: views of its codes and scales, which ``state`` holds.
+    """One moment of a parameter: references to its codes and scales in ``state``, the optimizer's state.
 
-    ``name``: of the moment, to which ``_codes`` and ``_scales`` are added in the state of an optimizer; codes of zeros
-    where the state has none. ``signed``: whether it may be negative.
+    ``name``: the keys in ``state`` are this name with ``_codes`` and ``_scales``; missing codes are created as zeros.
+    ``signed``: whether the moment may be negative.
     """
 
     def __init__(self, state: dict[str, Any], name: str, like: Tensor, form: str, *, signed: bool) -> None:
-        """Make the codes where there are none; ``like``: the parameter."""
+        """Create missing codes; ``like``: the parameter."""
         self._format = None if form == DYNAMIC else Format(form)
         self._signed = signed
         if f"{name}_codes" not in state:
             zeros = torch.zeros(like.numel(), device=like.device)
-            made = dynamic_codes(zeros, signed) if self._format is None else encode(zeros, form).parts[:2]
-            state[f"{name}_codes"], state[f"{name}_scales"] = made
+            parts = dynamic_codes(zeros, signed) if self._format is None else encode(zeros, form).parts[:2]
+            state[f"{name}_codes"], state[f"{name}_scales"] = parts
         self._codes, self._scales = state[f"{name}_codes"], state[f"{name}_scales"]
 
     def parts(self) -> tuple[Tensor, Tensor]:
@@ -128,20 +128,20 @@ class Moment:
         return self._codes, self._scales
 
     def read(self, begin: int, out_N: Tensor) -> Tensor:
-        """Return the values from ``begin`` on, where a block begins, written into ``out_N``."""
+        """Write the values from ``begin``, a start of a block, into ``out_N`` and return it."""
         part = self._part(begin, len(out_N))
         if isinstance(part, PackedTensor):
             return decode(part, out=out_N)
         return dynamic_values(*part, self._signed, out_N)
 
     def write(self, begin: int, values_N: Tensor) -> None:
-        """Encode values in place of those from ``begin`` on."""
+        """Replace the values from ``begin`` on."""
         part = self._part(begin, len(values_N))
         if isinstance(part, PackedTensor):
             encode(values_N, part.format, nonfinite="saturate", out=part)
             return
-        for held, new in zip(part, dynamic_codes(values_N, self._signed), strict=True):
-            held.copy_(new)
+        for old, new in zip(part, dynamic_codes(values_N, self._signed), strict=True):
+            old.copy_(new)
 
     def _part(self, begin: int, count: int) -> PackedTensor | tuple[Tensor, Tensor]:
         width, block = (8, BLOCK) if self._format is None else (self._format.width, self._format.block or BLOCK)
@@ -154,12 +154,12 @@ class Moment:
 
 
 def update(group: dict[str, Any], weight: Tensor, state: dict[str, Any]) -> None:
-    """Make AdamW's update of one parameter whose moments are codes: decoded, updated in float32, encoded again.
+    """Make AdamW's update of one parameter with encoded moments: decode, update in float32, encode.
 
-    One native operation for float32 on a CPU, where the first moment keeps at least half of itself; else parts that a
-    cache holds, with torch's update.
+    Float32 on a CPU, with a first beta of at least 0.5, uses one native operation. Otherwise torch's update runs on
+    chunks that fit the cache.
 
-    ``group``: its settings. ``state``: of the parameter; ``step`` and codes of zeros are made where it is empty.
+    ``group``: settings of the group. ``state``: state of the parameter; an empty one gets ``step`` and codes of zeros.
     """
     if "step" not in state:
         state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
@@ -169,7 +169,7 @@ def update(group: dict[str, Any], weight: Tensor, state: dict[str, Any]) -> None
     own = weight.detach()
     dense = own.contiguous()
     flat, slopes = dense.view(-1), weight.grad.contiguous().view(-1)
-    if _is_native(flat, slopes) and group["betas"][0] >= _LEAST_KEPT:
+    if _is_native(flat, slopes) and group["betas"][0] >= _NATIVE_BETA:
         settings = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
         count = int(state["step"].item()) + 1
         adamw_in_codes(flat, slopes, first.parts(), second.parts(), group["moments"], step=count, **settings)
@@ -192,7 +192,7 @@ def _update_parts(
         part = slice(begin, min(begin + _CHUNK, len(flat)))
         m_N, v_N = (buffer[: part.stop - begin] for buffer in buffers)
         m_N, v_N = first.read(begin, m_N), second.read(begin, v_N)
-        # The step counts for every part alike.
+        # Every part uses the same step, so each gets a copy.
         fused_adamw(group, [flat[part]], [slopes[part]], [m_N], [v_N], [step.clone()])
         first.write(begin, m_N)
         second.write(begin, v_N)

@@ -1,4 +1,4 @@
-"""The nearest matrix with orthogonal rows or columns, by Newton-Schulz iteration: products of matrices alone."""
+"""The nearest matrix with orthogonal rows or columns, by Newton-Schulz iteration, which needs only matrix products."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ EXACT = (2.0, -1.5, 0.5)
 
 
 def orthogonalized(matrix: Tensor, *, exact: bool = False) -> Tensor:
-    """Return ``U V'`` of the singular value decomposition of ``matrix``, about; float32 ``[..., rows, columns]``.
+    """Return an approximation of ``U V'`` of the SVD of ``matrix``, float32 ``[..., rows, columns]``.
 
-    ``exact``: 12 steps in float32, within 1e-3 where the singular values are within a factor of 10; else 5 steps in
-    bfloat16, which leave singular values between 0.65 and 1.25. A matrix of zeros stays one. Source: Jordan et al.,
+    ``exact``: 12 steps in float32, within 1e-3 if the singular values are within a factor of 10. Otherwise 5 steps in
+    bfloat16, which leave singular values between 0.65 and 1.25. A matrix of zeros stays zero. Source: Jordan et al.,
     Muon, 2024.
     """
     a, b, c = EXACT if exact else FAST
@@ -31,17 +31,17 @@ def orthogonalized(matrix: Tensor, *, exact: bool = False) -> Tensor:
 
 
 def row_rescaled(update: Tensor, second_moment: Tensor, decay: float) -> Tensor:
-    """Return ``update`` with every row divided by the root of its running mean square, each matrix's norm kept.
+    """Return ``update`` with every row divided by the root of its running mean square; matrix norms are preserved.
 
     ``update``: ``[..., rows, columns]``. ``second_moment``: ``[..., rows, 1]``, changed in place. Source: NorMuon,
     2025.
     """
     second_moment.lerp_(update.square().mean(-1, keepdim=True), 1 - decay)
     scaled = update * (second_moment + 1e-10).rsqrt()
-    kept, found = (some.norm(dim=(-2, -1), keepdim=True) for some in (update, scaled))
-    return scaled * (kept / found.clamp_min(1e-10))
+    norm_before, norm_after = (some.norm(dim=(-2, -1), keepdim=True) for some in (update, scaled))
+    return scaled * (norm_before / norm_after.clamp_min(1e-10))
 
 
 def cautious(weight: Tensor, update: Tensor) -> Tensor:
-    """Return ``weight`` where a step against ``update`` moves it towards 0, and 0 elsewhere: what may decay."""
+    """Return the part of ``weight`` that may decay: values that a step against ``update`` moves towards 0, else 0."""
     return torch.where(weight * update > 0, weight, 0)

@@ -1,4 +1,4 @@
-"""The optimizer: AdamW without weight decay of vectors and scalars, and the check that it holds every parameter."""
+"""The optimizer: AdamW without weight decay of vectors and scalars, and the check that it has every parameter."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from octavo.train.train_config import TrainConfig
 def adamw(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """Return AdamW over the parameters of ``model`` that need a gradient.
 
-    Those of fewer than 2 dimensions do not decay. The fused kernel, on CPU and CUDA: elementwise, hence the same bits
-    in every run on the same machine. Raises OptimizerError if there is no such parameter.
+    Parameters of fewer than 2 dimensions do not decay. The fused kernel of CPU and CUDA is elementwise, so every run on
+    the same machine has the same bits. Raises OptimizerError if there is no such parameter.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
@@ -49,15 +49,15 @@ def check_coverage(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OptimizerError(f"optimizer made a {type(optimizer).__name__}; accepted is a torch.optim.Optimizer")
-    held = Counter(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+    counts = Counter(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
-        times = held.pop(id(parameter), 0)
+        times = counts.pop(id(parameter), 0)
         if parameter.requires_grad and times != 1:
             raise OptimizerError(f"{name}: held by the optimizer {times} times; every trained parameter is held once")
         if not parameter.requires_grad and times:
             raise OptimizerError(f"{name}: held by the optimizer, but it needs no gradient")
-    if held:
+    if counts:
         raise OptimizerError(
-            f"{sum(held.values())} parameters of the optimizer are none of the {len(names)} of the model"
+            f"{sum(counts.values())} parameters of the optimizer are none of the {len(names)} of the model"
         )

@@ -22,12 +22,12 @@ from octavo.train.train_config import TrainConfig
 class ParameterGroup:
     """Parameters that one rule updates.
 
-    ``names``: patterns of names, in which ``*`` stands for anything. ``rule``: ``muon``, for matrices alone, ``lion``
-    or ``adamw``. ``learning_rate``: at the top of the schedule. ``weight_decay``; ``cautious``: only of values that the
-    update moves towards 0. ``betas``: of AdamW and Lion; ``eps``: of AdamW. ``moments``: in which AdamW keeps its
-    moments of tensors of 4096 numbers and more, ``dynamic8`` or a block format, None for float32. ``momentum`` of
-    Muon, from ``first_momentum`` in a line over the first ``momentum_warmup`` updates. ``row_rescale``: decay of
-    NorMuon's second moment of rows, 0 for plain Muon. ``exact``: orthogonalize in float32 to convergence.
+    ``names``: patterns of names, in which ``*`` matches anything. ``rule``: ``muon``, only for matrices, ``lion`` or
+    ``adamw``. ``learning_rate``: at the peak of the schedule. ``cautious``: decay only values that the update moves
+    towards 0. ``betas``: of AdamW and Lion; ``eps``: of AdamW. ``moments``: format of AdamW's moments for tensors of
+    4096 numbers and more, ``dynamic8`` or a block format, None for float32. ``momentum``: of Muon; it rises linearly
+    from ``first_momentum`` over the first ``momentum_warmup`` updates. ``row_rescale``: decay of NorMuon's second
+    moment of rows, 0 for plain Muon. ``exact``: orthogonalize in float32 to convergence.
 
     Raises ConfigError with the field, its value and what is accepted.
     """
@@ -65,10 +65,10 @@ class ParameterGroup:
 
 @checks_arguments
 def grouped(groups: Sequence[ParameterGroup]) -> Callable[[nn.Module, TrainConfig], torch.optim.Optimizer]:
-    """Return what :func:`octavo.train.train` takes as ``optimizer``: one optimizer over these groups.
+    """Return an ``optimizer`` argument of :func:`octavo.train.train`: a builder of one optimizer over these groups.
 
-    Building it raises OptimizerError with the name of a parameter that no group takes, or more than one, of a group
-    that takes none, and of a parameter of Muon that is no matrix.
+    The builder raises OptimizerError naming a parameter in no group or in several, a group without parameters, and a
+    parameter of Muon that is no matrix.
     """
 
     def make(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
@@ -78,25 +78,25 @@ def grouped(groups: Sequence[ParameterGroup]) -> Callable[[nn.Module, TrainConfi
 
 
 def assigned(model: nn.Module, groups: Sequence[ParameterGroup]) -> list[dict[str, Any]]:
-    """Return the parameters of each group with its settings, as torch's optimizers take them."""
-    held: list[list[nn.Parameter]] = [[] for _ in groups]
+    """Return the parameters of each group with its settings, in the form of torch's ``param_groups``."""
+    members: list[list[nn.Parameter]] = [[] for _ in groups]
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         takers = [at for at, group in enumerate(groups) if _takes(group.names, name)]
         if len(takers) != 1:
-            told = f"groups {' and '.join(map(str, takers))} take it" if takers else "no group takes it"
-            raise OptimizerError(f"{name}: {told}; every trained parameter is in exactly one group")
+            problem = f"groups {' and '.join(map(str, takers))} take it" if takers else "no group takes it"
+            raise OptimizerError(f"{name}: {problem}; every trained parameter is in exactly one group")
         if groups[takers[0]].rule == "muon" and parameter.ndim != 2:
             raise OptimizerError(f"{name}: of shape {tuple(parameter.shape)}; Muon takes matrices alone, give it adamw")
-        held[takers[0]].append(parameter)
-    for at, (group, parameters) in enumerate(zip(groups, held, strict=True)):
+        members[takers[0]].append(parameter)
+    for at, (group, parameters) in enumerate(zip(groups, members, strict=True)):
         if not parameters:
             raise OptimizerError(f"group {at} takes no parameter: {', '.join(group.names)}")
     settings = [{name: value for name, value in asdict(group).items() if name != "names"} for group in groups]
     for one in settings:
         one["lr"] = one.pop("learning_rate")
-    return [{"params": some, **one} for some, one in zip(held, settings, strict=True)]
+    return [{"params": some, **one} for some, one in zip(members, settings, strict=True)]
 
 
 @checks_arguments
@@ -115,9 +115,9 @@ def language_groups(
 ) -> list[ParameterGroup]:
     """Return the groups of a language model: Muon for matrices of its blocks, AdamW for tables, head and the rest.
 
-    The numbers are learning rates. Matrices are weights of linear layers inside ``blocks`` or ``objective``; kernels of
-    convolutions and everything with fewer dimensions are scalars. A head tied to its table is in the table's group,
-    whose rate is then the head's: a table of scores that moves by 0.7 would not train.
+    ``muon``, ``embedding``, ``head`` and ``scalars`` are learning rates. Matrices are weights of linear layers inside
+    ``blocks`` or ``objective``; kernels of convolutions and tensors with fewer dimensions are scalars. A head tied to
+    its table is in the table's group, which then has the head's rate, because a head does not train at a rate of 0.7.
     """
     tables, matrices, heads, rest = [], [], [], []
     owners = dict(model.named_modules())
@@ -136,7 +136,7 @@ def language_groups(
     tied = not heads
     adam = {"rule": "adamw", "betas": betas, "eps": 1e-10, "weight_decay": 0.001}
     of_muon = {"row_rescale": row_rescale, "cautious": cautious, "momentum_warmup": momentum_warmup}
-    found = [
+    groups = [
         ParameterGroup(
             names=tuple(matrices), rule="muon", learning_rate=muon, weight_decay=weight_decay, **of_muon  # type: ignore[arg-type]
         ),
@@ -144,7 +144,7 @@ def language_groups(
         ParameterGroup(names=tuple(heads), learning_rate=head, **adam),  # type: ignore[arg-type]
         ParameterGroup(names=tuple(rest), learning_rate=scalars, **adam),  # type: ignore[arg-type]
     ]  # fmt: skip
-    return [group for group in found if group.names]
+    return [group for group in groups if group.names]
 
 
 def _takes(patterns: Iterable[str], name: str) -> bool:

@@ -18,10 +18,11 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 class Precision:
-    """The precision of a run, by its name in TrainConfig, with the loss scaler that fp16 needs.
+    """The precision of a run, by its name in TrainConfig, with the loss scaler of fp16.
 
-    ``scaler`` multiplies the loss so that small gradients survive float16: it doubles after 2000 good updates, and an
-    update with an infinite or NaN gradient is skipped and the scale halved. It does nothing in other precisions.
+    ``scaler`` multiplies the loss so that small gradients do not underflow in float16. The scale doubles after 2000
+    good updates; an update with an infinite or NaN gradient is skipped and halves it. The scaler is disabled in other
+    precisions.
     """
 
     def __init__(self, name: str, device: torch.device) -> None:
@@ -40,7 +41,7 @@ class Precision:
 
     @contextmanager
     def prepared(self, model: nn.Module) -> Iterator[None]:
-        """Switch TF32 or FP8 on for a block, and off, or as it was, at its end."""
+        """Enable TF32 or FP8 inside, and restore the former state afterwards."""
         before = torch.backends.cuda.matmul.allow_tf32
         if self.name == "tf32":
             torch.backends.cuda.matmul.allow_tf32 = True

@@ -1,4 +1,4 @@
-"""Random number generators: seeds, and their state as plain tensors and numbers that a checkpoint can hold.
+"""Random number generators: seeds, and their state as plain tensors and numbers for checkpoints.
 
 Nothing here runs on import. A run owns its process: :func:`octavo.train.train` seeds the global generators of Python,
 numpy and torch, and does not restore them at its end.
@@ -57,7 +57,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Set all global generators to what :func:`random_state` gave; CUDA's is left alone where it was not saved."""
+    """Set all global generators to a result of :func:`random_state`; CUDA's is not changed if it was not saved."""
     python, numpy = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     keys = numpy["keys"].numpy().astype(np.uint32)
@@ -69,7 +69,7 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Run a block, such as an evaluation, that must not move the generators: they are put back at its end."""
+    """Restore the generators after a block, such as an evaluation, that must not advance them."""
     state = random_state()
     try:
         yield

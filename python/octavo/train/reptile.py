@@ -1,4 +1,4 @@
-"""Reptile: after every few updates the weights go back part of the way to where they began."""
+"""Reptile: after every few updates the weights move back part of the way to their former values."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ Make = Callable[[nn.Module, TrainConfig], torch.optim.Optimizer]
 
 
 def with_reptile(make: Make, *, every: int, rate: float) -> Make:
-    """Return what :func:`octavo.train.train` takes as ``optimizer``: that of ``make``, with outer steps.
+    """Return an ``optimizer`` argument of :func:`octavo.train.train`: that of ``make``, with outer steps.
 
-    From weights w, ``every`` inner updates lead to v; then both become ``w + rate (v - w)``. At rate 1 it is the inner
-    training, to the bit. The outer weights are part of the optimizer's state, so a run goes on between two outer steps.
-    Raises ConfigError for fewer than 1 update, or a rate outside 0 to 1. Source: Nichol et al. 2018.
+    From weights w, ``every`` inner updates lead to v; then both become ``w + rate (v - w)``. Rate 1 equals the inner
+    training bit for bit. The outer weights are part of the optimizer's state, so a run can resume between two outer
+    steps. Raises ConfigError for fewer than 1 update, or a rate outside 0 to 1. Source: Nichol et al. 2018.
     """
     if every < 1 or not 0 < rate <= 1:
         raise ConfigError(f"every is {every} and rate {rate}; accepted are 1 update and more, and rates up to 1")
 
-    def made(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    def make_with_outer_steps(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
         return reptile(make(model, config), every=every, rate=rate)
 
-    return made
+    return make_with_outer_steps
 
 
 def reptile(optimizer: torch.optim.Optimizer, *, every: int, rate: float) -> torch.optim.Optimizer:
-    """Let an optimizer of torch make outer steps, and return it."""
+    """Add outer steps to an optimizer of torch, and return it."""
     before: dict[Tensor, Tensor] = {}
 
-    def given(inner: Any) -> list[Tensor]:
+    def parameters(inner: Any) -> list[Tensor]:
         return [one for group in inner.param_groups for one in group["params"] if one.grad is not None]
 
     @torch.no_grad()
     def begin(inner: Any, args: Any, kwargs: Any) -> None:
-        # Kept aside until the rule has made its own state, which it does where there is none.
-        before.update({one: one.clone() for one in given(inner) if "outer" not in inner.state[one]})
+        # Stored outside the state until the inner optimizer has created its own state, which it does if that is empty.
+        before.update({one: one.clone() for one in parameters(inner) if "outer" not in inner.state[one]})
 
     @torch.no_grad()
     def end(inner: Any, args: Any, kwargs: Any) -> None:
-        for one in given(inner):
+        for one in parameters(inner):
             state = inner.state[one]
             if "outer" not in state:
                 state["outer"] = before.pop(one)

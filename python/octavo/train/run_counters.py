@@ -1,4 +1,4 @@
-"""Counters of a run: plain numbers that a checkpoint holds beside the tensors."""
+"""Counters of a run: plain numbers in a checkpoint beside the tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Window:
     seconds: float = 0.0
 
     def add(self, update: Update, seconds: float | None) -> None:
-        """Take in an update that took ``seconds``, None if it was compiled."""
+        """Add an update that took ``seconds``, None if it was compiled."""
         if update.skipped:
             self.skipped += 1
         else:
@@ -39,9 +39,9 @@ class Window:
 class State:
     """Counters of a run.
 
-    ``step``: updates made, on ``tokens`` tokens. ``best``: the best value of the task's metric, after ``best_step``
-    updates; ``unimproved``: evaluations since then. ``loss`` and ``metrics``: as last written. ``unit``: of the
-    :class:`Updater`. ``window``: what the next line of metrics sums up.
+    ``step``: number of updates, on ``tokens`` tokens. ``best``: the best value of the task's metric, after
+    ``best_step`` updates; ``unimproved``: evaluations since then. ``loss`` and ``metrics``: as last written. ``unit``:
+    of the :class:`Updater`. ``window``: sums for the next line of metrics.
     """
 
     step: int = 0

@@ -1,7 +1,7 @@
-"""Linear layers whose products are of 8-bit floats, simulated: the codecs round what a GPU would multiply.
+"""Linear layers with simulated products of 8-bit floats: the operands are rounded by the codecs.
 
-Weights and inputs are rounded to E4M3, gradients to E5M2, each scaled by the largest magnitude of its tensor; products
-and what they give are bfloat16, as on hardware. Weights stay float32 beside them.
+Weights and inputs are rounded to E4M3, gradients to E5M2, each scaled by the largest magnitude of its tensor. Products
+and their results are bfloat16, as on hardware. The trained weights stay float32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LARGEST = {FORWARD: 448.0, BACKWARD: 57344.0}
 def rounded(x: Tensor, format: str) -> Tensor:
     """Return ``x`` rounded to an 8-bit format after scaling its largest magnitude to the format's; bfloat16.
 
-    A tensor of zeros stays one. ``format``: ``e4m3`` or ``e5m2``.
+    A tensor of zeros stays zero. ``format``: ``e4m3`` or ``e5m2``.
     """
     x = x.detach().float()
     scale = x.abs().amax().clamp_min(1e-30) / _LARGEST[format]
@@ -46,7 +46,7 @@ class _Product(torch.autograd.Function):
 class SimulatedFP8Linear(nn.Linear):
     """``nn.Linear`` with products of 8-bit floats in training.
 
-    In evaluation it is a plain layer: a scale over a whole tensor would tell a position of those after it.
+    In evaluation mode it is a plain layer, because a scale over a whole tensor would leak later positions.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -59,9 +59,9 @@ class SimulatedFP8Linear(nn.Linear):
 
 
 def simulate_fp8(model: nn.Module) -> None:
-    """Let every plain linear layer below ``blocks`` multiply in 8 bits; in a model without blocks, every one.
+    """Make every plain linear layer inside ``blocks`` multiply in 8 bits; in a model without blocks, every one.
 
-    Parameters and their names stay. Layers of other classes, such as quantized ones, are left as they are.
+    Parameters and their names do not change. Layers of other classes, such as quantized ones, are not changed.
     """
     inside = [layer for name, layer in model.named_modules() if ".blocks." in f".{name}"] or list(model.modules())
     for layer in inside:

@@ -1,4 +1,4 @@
-"""Stages of a run: lengths, windows, batches and rates that change as it goes on."""
+"""Stages of a run: lengths, windows, batches and rates that change during training."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from octavo.storage.reading import shown
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Updates that are alike.
+    """A sequence of updates with the same settings.
 
-    ``steps``: how many. ``batch_size``: sequences of one, over all micro-batches and processes; ``accumulation``:
-    micro-batches. ``context``: tokens of a sequence, by which the stages of a run are weighed. ``window``: positions
-    that mixers may see, None for all. ``rate``: times the rate of the schedule. ``noise``: times the model's rates of
-    blocks, positions and inputs that are left out, 0 for none of it.
+    ``steps``: number of updates. ``batch_size``: sequences of an update, over all micro-batches and processes;
+    ``accumulation``: micro-batches of an update. ``context``: tokens of a sequence, by which stages are weighted.
+    ``window``: positions that attention and other mixers may see, None for all. ``rate``: factor of the schedule's
+    rate. ``noise``: factor of the model's drop rates of blocks, tokens and inputs, 0 for none.
 
     Raises ConfigError with the field, its value and what is accepted.
     """
@@ -66,7 +66,7 @@ def stage_at(stages: tuple[Stage, ...], step: int) -> tuple[int, int]:
 
 
 def position(stages: tuple[Stage, ...], step: int) -> float:
-    """Return how much of a run lies before update ``step``, in updates of the mean size: by tokens."""
+    """Return the progress of a run before update ``step``, in updates of mean size, measured by tokens."""
     done = before = 0
     for stage in stages:
         done += min(max(step - before, 0), stage.steps) * stage.batch_size * stage.context

@@ -1,19 +1,19 @@
-"""The protocol between a task and the loop, and how the sequences of an update are divided among processes.
+"""The protocol between a task and the loop, and the division of an update's sequences among processes.
 
 A task is any object with ``batch`` and ``loss``. Data is random access: a batch is a function of the number of the
-update and of positions inside it, not of earlier calls. So the number of the update *is* the position in the data, a
-resumed run is exact, and a process computes its share of an update independently of the others.
+update and of positions inside it, not of earlier calls. Therefore the number of the update is the position in the data,
+a resumed run is exact, and a process computes its share of an update independently of the others.
 
 Optional members:
 
 - ``evaluate(model) -> dict``: named numbers, or pairs ``(sum, count)`` that mean ``sum / count``. It runs in eval mode,
   without gradients, under the precision of the run. If its signature has ``rank`` and ``world``, evaluation is shared:
   each process returns the sums of its part, all of them pairs, and the loop adds them up.
-- ``metric`` and ``goal`` (``"max"`` or ``"min"``): which of the numbers decides what is best, and when to stop.
-- ``data_digest``: a text that names the data. A checkpoint keeps it, and a run does not go on with other data.
-- ``facts``: a dict of plain values for the record of the run, ``run.json``: hashes of data, what made the model.
-- ``state_dict()`` and ``load_state_dict(state)``: tensors and plain values that a checkpoint should carry. The state
-  must be the same in all processes; that of the first is kept.
+- ``metric`` and ``goal`` (``"max"`` or ``"min"``): the number that decides on the best evaluation and early stopping.
+- ``data_digest``: a text that identifies the data. Checkpoints store it, and a run does not resume with other data.
+- ``facts``: a dict of plain values for the record of the run, ``run.json``, such as hashes of data.
+- ``state_dict()`` and ``load_state_dict(state)``: tensors and plain values for checkpoints. The state must be the same
+  in all processes; that of the first process is stored.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ class Task(Protocol):
         ...
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int | Tensor, dict[str, int | Tensor]]:
-        """Return the loss summed over the tokens of ``batch``, their number, and other numbers to be added up.
+        """Return the loss summed over the tokens of ``batch``, the number of tokens, and other numbers to be summed.
 
-        The loop divides once, by the tokens of the whole update. ``model`` is called as ``model(...)``, once: under
-        several processes it is a wrapper of the model. The other numbers appear in the metrics divided by the tokens.
+        The loop divides once, by the tokens of the whole update. Call ``model(...)`` once; with several processes it is
+        a wrapper of the model. The other numbers appear in the metrics divided by the tokens.
         """
         ...
 
 
 def share(batch_size: int, parts: int, index: int) -> tuple[int, int]:
-    """Return ``start, size`` of part ``index`` of ``parts`` that cut ``batch_size`` sequences, as evenly as can be."""
+    """Return ``start, size`` of part ``index`` when ``batch_size`` sequences are cut evenly into ``parts``."""
     start = index * batch_size // parts
     return start, (index + 1) * batch_size // parts - start
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Return ``batch`` with every tensor on ``device``; copies to a GPU go through pinned memory and do not wait.
+    """Return ``batch`` with every tensor on ``device``; copies to a GPU are asynchronous, through pinned memory.
 
     Raises TaskError for anything but tensors, numbers, texts and dicts, tuples or lists of them.
     """
@@ -80,7 +80,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def check_task(task: Any, config: TrainConfig) -> None:
-    """Refuse a task that lacks a method, or that cannot do what ``config`` asks. Raises TaskError or ConfigError."""
+    """Refuse a task that lacks a method, or one that ``config`` needs. Raises TaskError or ConfigError."""
     for name in ("batch", "loss"):
         if not callable(getattr(task, name, None)):
             raise TaskError(f"{type(task).__name__} has no method '{name}'; a task needs batch and loss")
@@ -105,7 +105,7 @@ def evaluates(task: Any) -> bool:
 
 
 def has_state(task: Any) -> bool:
-    """Whether the task has a state that a checkpoint carries."""
+    """Whether the task has a state for checkpoints."""
     return callable(getattr(task, "state_dict", None))
 
 

@@ -1,4 +1,4 @@
-"""The loss of every token under a causal model: from its scores, normalized here, or its own, which are checked."""
+"""The loss of every token under a causal model: from its scores, or from its own losses, which are checked."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from torch import Tensor, nn
 from octavo.errors import ContractError, DataError, ModelError
 from octavo.train.token_windows import device_of
 
-# Sums of float32 exponentials over a vocabulary differ from 1 by so much.
+# Tolerance of sums of probabilities: rounding of float32 exponentials over a vocabulary.
 _UNNORMALIZED = 1e-4
-# Scores that are normalized at once: float64 copies stay at 32 MB.
+# Scores that are normalized at once: float64 copies have at most 32 MB.
 _SCORES = 1 << 22
 
 
 def gives_losses(model: nn.Module) -> bool:
-    """Whether a model gives its own losses: it has methods ``nll`` and ``log_probs``."""
+    """Whether a model computes its own losses: it has methods ``nll`` and ``log_probs``."""
     return callable(getattr(model, "nll", None)) and callable(getattr(model, "log_probs", None))
 
 
 def token_losses(model: Any, inputs_BT: Tensor, targets_BT: Tensor, *, largest: int = 0) -> Tensor:
     """Return the loss of every target, ``[B, T]`` float64 on the CPU.
 
-    ``largest``: an id that the model must have a score for. Raises ModelError for a model that gives no scores or no
-    losses, DataError for ids or lengths that it has no row for.
+    ``largest``: an id that the model must have a score for. Raises ModelError for a model without scores or losses,
+    DataError for ids or lengths beyond its tables.
     """
     device = device_of(model)
     try:
         if gives_losses(model):
             return _own(model, model.nll(inputs_BT.to(device), targets_BT.to(device)), targets_BT)
-        given = model(inputs_BT.to(device))
+        output = model(inputs_BT.to(device))
     except IndexError as error:
         raise DataError(
             f"{type(model).__name__} has no row for an id up to {int(inputs_BT.max())} or for a position of "
             f"{inputs_BT.shape[1]} ({error}); give the ids of its own tokenizer, or a smaller context"
         ) from None
-    scores = given if isinstance(given, Tensor) else getattr(given, "logits", None)
+    scores = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(scores, Tensor) or scores.ndim != 3 or scores.shape[:2] != inputs_BT.shape:
-        shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(given).__name__
+        shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(output).__name__
         raise ModelError(
             f"{type(model).__name__}: ids {tuple(inputs_BT.shape)} gave {shape}; accepted are scores of the next "
             "token, [batch, tokens, vocabulary], as a tensor or as .logits"
@@ -59,10 +59,10 @@ def token_losses(model: Any, inputs_BT: Tensor, targets_BT: Tensor, *, largest: 
 def normalized_losses(
     model: nn.Module, log_probs_BTV: Tensor, targets_BT: Tensor, step: float, *, largest: int = 0
 ) -> Tensor:
-    """Return the losses of logarithms of probabilities that a model gave, as :func:`token_losses`.
+    """Return the losses from a model's log-probabilities, in the form of :func:`token_losses`.
 
-    ``step``: of the floats that the model computes with. ``largest``: as there. Raises ContractError for a position
-    whose probabilities do not add up to 1 over the whole vocabulary, DataError for targets beyond it.
+    ``step``: relative step of the model's floats. ``largest``: as in :func:`token_losses`. Raises ContractError for a
+    position whose probabilities do not sum to 1 over the whole vocabulary, DataError for targets beyond it.
     """
     if (largest := max(largest, int(targets_BT.max()))) >= log_probs_BTV.shape[-1]:
         raise DataError(f"id {largest} is beyond the {log_probs_BTV.shape[-1]} probabilities of {type(model).__name__}")
@@ -80,12 +80,12 @@ def normalized_losses(
 
 
 def movement(one: Tensor, other: Tensor) -> Tensor:
-    """Return by how much losses differ, without sign; equal infinities do not, NaN does by infinity."""
+    """Return the absolute difference of losses: 0 for equal infinities, infinity for NaN."""
     return torch.where(one == other, 0.0, (one - other).abs()).nan_to_num(math.inf)
 
 
 def step_of(model: nn.Module) -> float:
-    """Return the relative step of the floats that a model computes with: of bfloat16 1/128, of float32 1.2e-7."""
+    """Return the relative step of the floats that a model computes with: 1/128 for bfloat16, 1.2e-7 for float32."""
     dtypes = {parameter.dtype for parameter in model.parameters()}
     if torch.is_autocast_enabled(kind := device_of(model).type):
         dtypes.add(torch.get_autocast_dtype(kind))
@@ -102,7 +102,7 @@ def _own(model: Any, losses: Any, targets_BT: Tensor) -> Tensor:
 
 
 def _rows(scores_BTV: Tensor, wanted_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield rows of scores, float64, with the ids that are looked up in them, some at a time."""
+    """Yield chunks of rows of scores, float64, with the ids that are looked up in them."""
     rows = scores_BTV.flatten(0, 1)
     step = max(1, _SCORES // rows.shape[-1])
     return ((some.double(), want) for some, want in zip(rows.split(step), wanted_N.split(step), strict=True))

@@ -1,4 +1,4 @@
-"""Streams of ids, checked, and the windows and batches that an evaluation makes of them."""
+"""Streams of ids, with checks, and the windows and batches of an evaluation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from octavo.errors import DataError
 
-#: First position, end and predicted tokens of a window: inputs are ``[first, end)``, targets one on.
+#: First position, end and predicted tokens of a window: inputs are ``[first, end)``, targets ``[first + 1, end + 1)``.
 Window = tuple[int, int, int]
 
 _WHOLE = "a stream is whole numbers in one dimension, 0 and more"
@@ -21,8 +21,8 @@ _WHOLE = "a stream is whole numbers in one dimension, 0 and more"
 def stream_ids(stream: Any) -> Tensor:
     """Return a stream as ids, int64 on the CPU.
 
-    Raises DataError for anything but whole numbers in one dimension: floats, booleans and complex numbers are not cut
-    to ids, and no id is below 0.
+    Raises DataError for anything but whole numbers of at least 0 in one dimension; floats, booleans and complex numbers
+    are not converted.
     """
     if isinstance(stream, str):
         raise DataError("a stream is ids, got a text; octavo.evaluate takes texts with a tokenizer")
@@ -32,14 +32,14 @@ def stream_ids(stream: Any) -> Tensor:
         ids = stream.detach().cpu().long() if is_whole else stream
     else:
         try:
-            found = np.asarray(stream)
+            array = np.asarray(stream)
         except (TypeError, ValueError) as error:
             raise DataError(f"{_WHOLE}: {error}") from None
-        kind, shape = str(found.dtype), found.shape
-        is_whole = found.dtype.kind in "iu" or (found.size == 0 and found.dtype.kind == "f")  # [] is float64
-        if is_whole and found.dtype == np.uint64 and found.size and int(found.max()) > np.iinfo(np.int64).max:
-            raise DataError(f"{_WHOLE}, got the id {int(found.max())}")
-        ids = torch.from_numpy(found.astype(np.int64)) if is_whole else torch.empty(0)
+        kind, shape = str(array.dtype), array.shape
+        is_whole = array.dtype.kind in "iu" or (array.size == 0 and array.dtype.kind == "f")  # [] is float64
+        if is_whole and array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
+            raise DataError(f"{_WHOLE}, got the id {int(array.max())}")
+        ids = torch.from_numpy(array.astype(np.int64)) if is_whole else torch.empty(0)
     if not is_whole or len(shape) != 1:
         raise DataError(f"{_WHOLE}, got {kind} of shape {tuple(shape)}")
     if len(ids) and int(ids.min()) < 0:
@@ -55,7 +55,7 @@ def check_whole(name: str, value: Any, least: int = 1) -> int:
 
 
 def shortened(ids: Tensor, tokens: int | None) -> Tensor:
-    """Return the ids of which ``tokens`` are predicted, all for None. Raises DataError where none is."""
+    """Return the first ids, of which ``tokens`` are predicted; None: all ids. Raises DataError for fewer than 2 ids."""
     if tokens is not None:
         ids = ids[: check_whole("tokens", tokens) + 1]
     if len(ids) < 2:
@@ -75,11 +75,11 @@ def check_positions(model: nn.Module, length: int) -> None:
 
 
 def check_vocabulary(model: Any, ids: Tensor) -> None:
-    """Raise DataError for an id that a model has no row for, where the model tells how many it has."""
+    """Raise DataError for an id beyond the model's vocabulary, if the model's vocabulary is known."""
     table = None
-    if callable(given := getattr(model, "get_input_embeddings", None)):
+    if callable(accessor := getattr(model, "get_input_embeddings", None)):
         try:
-            table = getattr(given(), "weight", None)
+            table = getattr(accessor(), "weight", None)
         except NotImplementedError:  # transformers: a model that does not say which of its tables reads ids
             table = None
     config = getattr(model, "config", None)
@@ -91,10 +91,10 @@ def check_vocabulary(model: Any, ids: Tensor) -> None:
 
 
 def positions_of(model: nn.Module) -> float:
-    """Return the tokens of a text that a model of transformers has positions for; infinity where it has no table.
+    """Return the number of positions of a model of transformers; infinity without a table of positions.
 
-    Tables with a row for padding, as RoBERTa's, give the rows behind it to tokens; those of OPT and BART begin at
-    their ``offset``.
+    In tables with a padding row, such as RoBERTa's, only the rows after it count; in those of OPT and BART the rows
+    from ``offset`` on.
     """
     tables = [
         module.weight.shape[0]
@@ -109,7 +109,7 @@ def positions_of(model: nn.Module) -> float:
 
 
 def windows_of(length: int, context: int, stride: int) -> Iterator[Window]:
-    """Yield first position, end, and predicted tokens of each window; inputs are ``[first, end)``, targets one on."""
+    """Yield the windows of a stream of ``length`` ids, in order."""
     done = 0  # targets 1..done are predicted
     first = 0
     while done < length - 1:
@@ -119,7 +119,7 @@ def windows_of(length: int, context: int, stride: int) -> Iterator[Window]:
 
 
 def batches_of(windows: list[Window], size: int) -> Iterator[list[Window]]:
-    """Yield windows of one length together, at most ``size``, in order."""
+    """Yield batches of at most ``size`` consecutive windows of the same length."""
     part: list[Window] = []
     for window in windows:
         if part and (len(part) == size or window[1] - window[0] != part[0][1] - part[0][0]):
@@ -137,5 +137,5 @@ def batch_of(ids: Tensor, part: list[Window]) -> tuple[Tensor, Tensor]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return where the parameters of a model are."""
+    """Return the device of a model's parameters."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

@@ -17,7 +17,7 @@ SCHEDULES = ("constant", "linear", "cosine", "trapezoid", "one_cycle")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
 
-# Fields that may differ when a run is resumed: they change no number that it computes.
+# Fields that may differ when a run is resumed, because they do not affect its numbers.
 HOUSEKEEPING = frozenset({"checkpoint_every", "keep", "device"})
 
 
@@ -26,24 +26,25 @@ class TrainConfig:
     """The configuration of a training run; the data belong to the task.
 
     ``steps``: updates of the weights. ``batch_size``: sequences in an update, over all micro-batches and processes.
-    ``accumulation``: micro-batches that an update is cut into. ``learning_rate``: the largest of the schedule.
+    ``accumulation``: micro-batches of an update. ``learning_rate``: the largest of the schedule.
     ``schedule``: ``constant``, ``linear``, ``cosine``, ``trapezoid`` or ``one_cycle``, after ``warmup`` steps of linear
-    growth, down to ``final`` times the rate; ``trapezoid`` (warm-up, stable, decay) stays up until the last
-    ``cooldown`` fraction of the steps; ``one_cycle`` is ``linear``, meant for a long warm-up, with a momentum that
+    growth, down to ``final`` times the rate. ``trapezoid`` (warm-up, stable, decay) is constant until the last
+    ``cooldown`` fraction of the steps. ``one_cycle`` is ``linear``, meant for a long warm-up, with a momentum that
     falls to ``low_momentum`` as the rate rises, and rises again as it falls.
     ``betas``, ``eps``, ``weight_decay``: of AdamW; parameters of fewer than 2 dimensions do not decay.
-    ``clip``: largest norm of the whole gradient, None or 0 for none.
-    ``precision``: ``fp32``; ``tf32``, of a GPU's products; autocast to ``bf16`` or ``fp16`` (with loss scaling); or
-    ``fp8``, simulated: bf16, and what linear layers of blocks multiply rounded to 8 bits. Weights are float32 always.
-    ``compile``: run the task's loss through torch.compile.
-    ``seed``: of dropout and whatever else draws numbers while training.
-    ``evaluate_every``, ``checkpoint_every``: in steps, None for only at the end. ``keep``: checkpoints that stay.
-    ``log_every``: steps that one line of metrics sums up.
-    ``patience``: evaluations without improvement that end the run, None for never.
-    ``ema``: decay of a moving average of the weights, which then is what is evaluated and exported; None for none.
-    ``device``: ``auto`` is CUDA where there is a GPU.
-    ``stages``: updates that differ in batch, length, window or rate, as :class:`octavo.train.Stage` lists them; they
-    take the place of ``batch_size`` and ``accumulation``, add up to ``steps``, and make the schedule one of tokens.
+    ``clip``: largest norm of the whole gradient, None or 0 for no clipping.
+    ``precision``: ``fp32``; ``tf32`` for a GPU's products; autocast to ``bf16`` or ``fp16`` (with loss scaling); or
+    ``fp8``, simulated: bf16, with the operands of linear layers in blocks rounded to 8 bits. Weights are always
+    float32.
+    ``compile``: compile the task's loss with torch.compile.
+    ``seed``: seed of dropout and all other random numbers in training.
+    ``evaluate_every``, ``checkpoint_every``: in steps, None for only at the end. ``keep``: number of checkpoints.
+    ``log_every``: steps per line of metrics.
+    ``patience``: evaluations without improvement that end the run, None for no early stopping.
+    ``ema``: decay of a moving average of the weights, which is then evaluated and exported; None for no average.
+    ``device``: ``auto`` is CUDA if there is a GPU.
+    ``stages``: updates with different batch, length, window or rate, see :class:`octavo.train.Stage`. They replace
+    ``batch_size`` and ``accumulation``, their steps sum to ``steps``, and the schedule is then measured in tokens.
 
     Raises ConfigError with the field, its value and what is accepted.
     """
@@ -74,7 +75,7 @@ class TrainConfig:
     stages: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check every field by itself, then those that depend on each other."""
+        """Check every field, then fields that depend on each other."""
         object.__setattr__(self, "betas", tuple(self.betas) if isinstance(self.betas, list) else self.betas)
         object.__setattr__(self, "stages", tuple(self.stages) if isinstance(self.stages, list) else self.stages)
         for name in ("steps", "batch_size", "accumulation", "log_every", "keep"):
@@ -138,14 +139,14 @@ class TrainConfig:
 
     @checks_arguments
     def stage(self, step: int) -> Stage:
-        """Return the stage of update ``step``; without stages all of them are one, of sequences of one token."""
+        """Return the stage of update ``step``; a run without stages is one stage, with a context of one token."""
         if self.stages:
             return self.stages[stage_at(self.stages, step)[0]]
         return Stage(steps=self.steps, batch_size=self.batch_size, context=1, accumulation=self.accumulation)
 
     @checks_arguments
     def position(self, step: int) -> float:
-        """Return how far update ``step`` is, in updates: by tokens where there are stages."""
+        """Return the progress at update ``step``, in updates; with stages it is measured by tokens."""
         return position(self.stages, step) if self.stages else step
 
     @classmethod

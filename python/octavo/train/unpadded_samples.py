@@ -1,8 +1,8 @@
-"""Samples of batches, without padding: what a model sees of each, however its caller grouped and padded them.
+"""Samples of batches without padding, independent of how the caller grouped and padded them.
 
-A sample is a batch of one, cut to the positions between the first and the last that its mask shows. Samples of one
-shape go through a model together, in chunks that depend on the samples alone, so that no statistic over them depends
-on batches, and no position is padded.
+A sample is a batch of one, cut to the positions from the first to the last that its mask shows. Samples of one shape go
+through a model together, in chunks that depend only on the samples. Therefore statistics do not depend on the batches,
+and no position is padding.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from octavo.nn.model_copies import shared_copy
 from octavo.tensors.fixed_order import one_thread
 from octavo.train.model_outputs import evaluating, is_plain
 
-#: Masks by the name of their argument, and the beginning of the names of what they mask besides.
+#: Names of the arguments that are masks, and the prefix of arguments that belong to the decoder's mask.
 _MASK, _DECODER_MASK, _DECODER = "attention_mask", "decoder_attention_mask", "decoder_"
-# What a chunk holds at most: samples, ids, numbers.
+# Limits of a chunk: samples, ids, numbers.
 _SAMPLES, _IDS, _NUMBERS = 256, 1 << 12, 1 << 18
-# How far the outputs of two samples together may be from those of each alone, of the largest.
+# Tolerance between outputs of two samples together and separately, relative to the largest output.
 _CLOSE = 1e-3
 
 
 def unpadded(model: nn.Module, batches: Batches) -> Batches:
-    """Return the samples of ``batches``, as many as it is asked for, without padding, those of one shape together.
+    """Return the samples of ``batches`` without padding, up to its limit, with samples of one shape together.
 
     A batch is cut along the first dimension of all its tensors. Its ``attention_mask``, and for arguments named
-    ``decoder_...`` its ``decoder_attention_mask``, ``[samples, positions]``, tell the positions of each sample. Where a
-    batch cannot be cut so, or the model does not take a sample of each shape, or gives two together anything but what
-    it gives each alone, as models do whose first dimension is no sample, ``batches`` comes back as it is.
+    ``decoder_...`` its ``decoder_attention_mask``, ``[samples, positions]``, give the positions of each sample.
+    ``batches`` is returned unchanged if a batch cannot be cut, if the model refuses a sample, or if two samples
+    together have other outputs than separately, as in models whose first dimension is not the sample.
     """
     samples = cut_samples(model, batches)
     return batches if samples is None else Batches(chunks(samples))
@@ -42,7 +42,7 @@ def unpadded(model: nn.Module, batches: Batches) -> Batches:
 def cut_samples(model: nn.Module, batches: Batches) -> list[Any] | None:
     """Return the samples of :func:`unpadded`, each a batch of one, in the order of its chunks; None without samples."""
     if not isinstance(model, nn.Module):
-        return None  # is refused by what it is for
+        return None  # the caller refuses it
     samples: list[Any] = []
     for batch in batches:
         cut = _cut(model, batch)
@@ -57,31 +57,31 @@ def cut_samples(model: nn.Module, batches: Batches) -> list[Any] | None:
 
 
 def parted(model: nn.Module, batches: Batches, every: int) -> tuple[list[Any], list[Any]]:
-    """Return batches of most samples, and of every so many-th, :func:`unpadded`: batches where there are no samples.
+    """Split samples: return :func:`unpadded` batches of most samples, and of every ``every``-th one.
 
-    All are in both where there is only one.
+    Batches that cannot be cut into samples are split as batches. A single sample is in both parts.
     """
     samples = cut_samples(model, batches)
     whole = list(batches) if samples is None else samples
-    held = whole[1::every]
-    kept = [one for place, one in enumerate(whole) if place % every != 1] if held else whole
-    first = kept if samples is None else chunks(kept)
-    if not held:
+    held_out = whole[1::every]
+    rest = [one for place, one in enumerate(whole) if place % every != 1] if held_out else whole
+    first = rest if samples is None else chunks(rest)
+    if not held_out:
         return first, first
-    return first, held if samples is None else chunks(held)
+    return first, held_out if samples is None else chunks(held_out)
 
 
 def chunks(samples: Sequence[Any]) -> list[Any]:
-    """Return batches of samples: those of one shape, in their order, as many together as is worth it."""
-    made = []
+    """Return batches of samples of one shape, in order, of the size that :func:`_together` chooses."""
+    batches = []
     for group in _alike(samples):
         size = _together(group[0])
-        made += [_joined(group[start : start + size]) for start in range(0, len(group), size)]
-    return made
+        batches += [_joined(group[start : start + size]) for start in range(0, len(group), size)]
+    return batches
 
 
 def _alike(samples: Sequence[Any]) -> list[list[Any]]:
-    """Return samples of one shape together, in the order in which shapes occur first."""
+    """Return groups of samples of one shape, in the order of the first occurrence of each shape."""
     alike: dict[Any, list[Any]] = {}
     for sample in samples:
         alike.setdefault(_shape(sample), []).append(sample)
@@ -89,7 +89,7 @@ def _alike(samples: Sequence[Any]) -> list[list[Any]]:
 
 
 def _together(sample: Any) -> int:
-    """Return how many samples of a shape make a chunk."""
+    """Return the number of samples of a shape in a chunk."""
     ids = max((tensor.numel() for tensor in tensors_in(sample) if not tensor.is_floating_point()), default=1)
     numbers = max((tensor.numel() for tensor in tensors_in(sample) if tensor.is_floating_point()), default=1)
     return max(min(_SAMPLES, _IDS // max(ids, 1), _NUMBERS // max(numbers, 1)), 1)
@@ -112,7 +112,7 @@ def _joined(samples: Sequence[Any]) -> Any:
 
 
 def _cut(model: nn.Module, batch: Any) -> list[Any] | None:
-    """Return the samples of a batch; None for one that holds other things than samples side by side."""
+    """Return the samples of a batch; None if its first dimension does not index samples."""
     leaves = named_leaves(batch, model)
     tensors = [leaf for _, leaf in leaves if isinstance(leaf, Tensor)]
     plain = all(leaf is None or isinstance(leaf, Tensor | bool | int | float) for _, leaf in leaves)
@@ -122,7 +122,7 @@ def _cut(model: nn.Module, batch: Any) -> list[Any] | None:
     if not count or any(len(tensor) not in (1, count) for tensor in tensors):
         return None
     if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor.is_floating_point()):
-        return None  # is refused with the number of its batch
+        return None  # a later check refuses it, with the number of its batch
     masks = masks_of(model, batch)
     own = _own_mask(model, leaves)
     samples = []
@@ -130,7 +130,7 @@ def _cut(model: nn.Module, batch: Any) -> list[Any] | None:
         seen = {name: _span(mask[min(row, len(mask) - 1)]) for name, mask in masks.items()}
         if None in seen.values():
             return None
-        made = []
+        values = []
         for name, leaf in leaves:
             if isinstance(leaf, Tensor):
                 leaf = leaf[min(row, len(leaf) - 1)][None]
@@ -138,8 +138,8 @@ def _cut(model: nn.Module, batch: Any) -> list[Any] | None:
                 span = seen.get(mask)
                 if span is not None and leaf.ndim > 1 and leaf.shape[1] == masks[mask].shape[1]:
                     leaf = leaf[:, span]
-            made.append(leaf)
-        samples.append(replaced_leaves(batch, made))
+            values.append(leaf)
+        samples.append(replaced_leaves(batch, values))
     return samples
 
 
@@ -155,7 +155,7 @@ def _is_mask(leaf: Any) -> bool:
 
 
 def _own_mask(model: nn.Module, leaves: Sequence[tuple[str, Any]]) -> Callable[[str], str]:
-    """Return what tells the mask of an argument: labels belong to what a decoder reads, where there is one."""
+    """Return a function from the name of an argument to its mask; labels belong to the decoder if there is one."""
     decodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False) or any(
         name.startswith(_DECODER) for name, _ in leaves
     )
@@ -167,13 +167,13 @@ def _own_mask(model: nn.Module, leaves: Sequence[tuple[str, Any]]) -> Callable[[
 
 
 def _span(mask: Tensor) -> slice | None:
-    """Return the positions from the first to the last that a mask shows; None where it shows none."""
+    """Return the positions from the first to the last that a mask shows; None for an empty mask."""
     shown = mask.nonzero()
     return slice(int(shown[0]), int(shown[-1]) + 1) if len(shown) else None
 
 
 def _independent(model: nn.Module, groups: Sequence[Sequence[Any]]) -> bool:
-    """Whether the model takes a sample of every shape, and gives two of one shape together what it gives each alone."""
+    """Whether the model accepts a sample of every shape, with equal outputs for samples together and separately."""
     pair = next((group[:2] for group in groups if len(group) > 1), None)
     own = shared_copy(model) if is_plain(model) else model
     with evaluating(own) as (run,), one_thread(), _same_buffers(run):
@@ -182,7 +182,7 @@ def _independent(model: nn.Module, groups: Sequence[Sequence[Any]]) -> bool:
                 if pair is None or group[0] is not pair[0]:
                     call_on(run, group[0])
             return pair is None or _together_as_apart(run, pair)
-        except Exception:  # whatever a model raises; passes over the batches as they are tell it, with a number
+        except Exception:  # a model may raise anything; later passes over whole batches report it, with a number
             return False
 
 

@@ -31,9 +31,9 @@ COMPILATIONS = 512
 class Update:
     """The result of one update, over all processes.
 
-    ``loss_sum`` over ``tokens``; ``counts`` are the task's other numbers, added up; ``gradient_norm`` before clipping,
-    of the gradient of the loss per token; ``skipped``: fp16 met an infinite gradient, and the weights are as before;
-    ``stop``: one of the processes was told to stop.
+    ``loss_sum``: sum over ``tokens``. ``counts``: sums of the task's other numbers. ``gradient_norm``: of the gradient
+    of the loss per token, before clipping. ``skipped``: fp16 had an infinite gradient, and the weights are unchanged.
+    ``stop``: one of the processes was asked to stop.
     """
 
     loss_sum: float
@@ -46,12 +46,12 @@ class Update:
 
 
 class Updater:
-    """Makes updates of ``model`` with ``optimizer``; holds the wrappers for several processes and compilation.
+    """Makes updates of ``model`` with ``optimizer``, with the wrappers for several processes and compilation.
 
-    ``unit`` divides every loss before its gradient is taken. The number of tokens cannot: it is known only after all
-    micro-batches of all processes. ``unit`` is a power of two near that number: division by it rounds nothing, and
-    fp16 gradients lie in the range that the loss scale expects. The first update chooses it; a resumed run must use
-    the same.
+    ``unit`` divides every loss before its gradient is computed. The number of tokens cannot, because it is known only
+    after all micro-batches of all processes. ``unit`` is a power of two near that number: division by it is exact, and
+    fp16 gradients are in the range that the loss scale expects. The first update chooses it; a resumed run must use the
+    same.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Updater:
         optimizer: torch.optim.Optimizer,
         unit: float | None = None,
     ) -> None:
-        """Wrap the model; with several processes this sends the weights of the first to all."""
+        """Wrap the model; with several processes this broadcasts the weights of the first."""
         self.unit = unit
         self._task, self._config, self._processes, self._precision = task, config, processes, precision
         self._optimizer = optimizer
@@ -85,9 +85,9 @@ class Updater:
     def __call__(
         self, step: int, stop: Callable[[], bool] = bool, ready: Callable[[int], None] | None = None
     ) -> Update:
-        """Make update ``step``, counted from 0; if ``stop()`` in one process, all of them hear of it.
+        """Make update ``step``, counted from 0; ``stop()`` of any process is reported in all of them.
 
-        ``ready``: called with the step when the gradients are those that the optimizer will use, in all processes.
+        ``ready``: called with the step in all processes when the gradients are final, before the optimizer's step.
 
         Raises NonFiniteError naming the parameter if a gradient is not finite and the precision is not fp16, and
         TaskError for a loss that is no float32 scalar, without tokens, or without any gradient.
@@ -134,7 +134,7 @@ class Updater:
         return Update(totals.loss_sum, round(totals.tokens), totals.counts, rate, norm, skipped, totals.stop)
 
     def _backward(self, step: int, micro: int, parts: int, totals: _Totals) -> None:
-        """Add the gradients of one micro-batch of ``parts``; the processes exchange them at the last one only."""
+        """Add the gradients of one micro-batch of ``parts``; processes exchange gradients only at the last one."""
         ahead = self._ahead.pop(step, None) if micro == 0 else None
         batch = self._fetch(step, micro) if ahead is None else ahead
         network = self._network
@@ -143,15 +143,15 @@ class Updater:
             with self._precision.autocast():
                 loss_sum, count, counts = self._loss(self._network, batch)
             if loss_sum.ndim or loss_sum.dtype not in (torch.float32, torch.float64):
-                given = f"{loss_sum.dtype} of shape {tuple(loss_sum.shape)}"
-                raise TaskError(f"loss returned {given}; accepted: the sum over all tokens, of shape (), in float32")
+                actual = f"{loss_sum.dtype} of shape {tuple(loss_sum.shape)}"
+                raise TaskError(f"loss returned {actual}; accepted: the sum over all tokens, of shape (), in float32")
             if self.unit is None:
                 self.unit = self._power_of_two_near(count, parts)
             self._precision.scaler.scale(loss_sum / self.unit).backward()
         totals.add(loss_sum.detach(), count, counts)
 
     def _power_of_two_near(self, count: int | Tensor, parts: int) -> float:
-        """Return the power of two next to the tokens of an update, judged by one micro-batch of every process."""
+        """Return the power of two nearest to the tokens of an update, estimated by one micro-batch of every process."""
         alike = torch.tensor(float(count), dtype=torch.float64, device=self._processes.device)
         tokens = self._processes.sum(alike).item() * parts
         return 2.0 ** round(math.log2(max(tokens, 1.0)))
@@ -164,15 +164,15 @@ class Updater:
         return to_device(self._task.batch(step, micro, start, size), processes.device)
 
     def _fetch_ahead(self, step: int) -> None:
-        """Fetch the first micro-batch of the next update while a GPU still works on this one.
+        """Prefetch the first micro-batch of the next update while a GPU still works on this one.
 
-        Not from a task with a state, which a checkpoint between the two updates would find moved on.
+        A task with a state is not prefetched, because a checkpoint between the two updates would store a later state.
         """
         if step < self._config.steps and not has_state(self._task):
             self._ahead = {step: self._fetch(step, 0)}
 
     def _check_skip(self, step: int, norms: dict[str, float], totals: _Totals) -> None:
-        """Raise NonFiniteError unless fp16 may get over a gradient that is not finite with a smaller loss scale."""
+        """Raise NonFiniteError unless a smaller fp16 loss scale may make the gradients finite again."""
         bad = next((name for name, norm in norms.items() if not math.isfinite(norm)), "all of them")
         loss = f"the loss is {totals.loss_sum / totals.tokens:g} per token"
         if not self._precision.scaler.is_enabled():
@@ -182,9 +182,9 @@ class Updater:
 
 
 def _compiled(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a loss that is compiled, for every model and every shape of its stages.
+    """Return the compiled loss, for every model and every shape of its stages.
 
-    Past 8 compilations torch would stop, and say so in a warning alone.
+    The limit is raised, because after 8 compilations torch falls back to eager mode with only a warning.
     """
     settings = torch._dynamo.config
     settings.cache_size_limit = max(settings.cache_size_limit, COMPILATIONS)
@@ -193,7 +193,7 @@ def _compiled(loss: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _set_momentum(group: dict[str, Any], config: TrainConfig, factor: float) -> None:
-    """Give a group the momentum that goes with its rate: the first beta of Adam's kind, or ``momentum``."""
+    """Set the momentum of a group for its rate: the first beta of Adam and similar rules, or ``momentum``."""
     if "initial_beta" in group:
         group["betas"] = (momentum_at_rate(config, group["initial_beta"], factor), *group["betas"][1:])
     if "initial_momentum" in group:
@@ -202,7 +202,7 @@ def _set_momentum(group: dict[str, Any], config: TrainConfig, factor: float) -> 
 
 @dataclass
 class _Totals:
-    """Sums over micro-batches and processes; numbers of the device until ``fetch``, which waits for it once."""
+    """Sums over micro-batches and processes; tensors on the device until ``fetch``, which synchronises once."""
 
     device: torch.device
     loss_sum: Any = 0.0
@@ -218,7 +218,7 @@ class _Totals:
             self.counts[name] = self.counts.get(name, 0) + value
 
     def fetch(self, norm: Tensor, processes: Processes, *, stop: bool) -> None:
-        """Add up over processes, and turn everything into plain numbers; ``norm`` is the same in all processes."""
+        """Sum over processes, and convert everything to plain numbers; ``norm`` is the same in all processes."""
         names = sorted(self.counts)
         items = [self.loss_sum, self.tokens, float(stop), *(self.counts[name] for name in names)]
         scalars = [torch.as_tensor(item, dtype=torch.float64, device=self.device).detach() for item in items]

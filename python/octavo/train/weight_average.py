@@ -1,4 +1,4 @@
-"""An exponential moving average of a model's weights, kept in float32."""
+"""An exponential moving average of a model's weights, in float32."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Average:
 
     After update ``n`` (from 1): ``average += (1 - d) * (weights - average)``, where ``d`` is the lesser of ``decay``
     and ``(1 + n) / (10 + n)``, so that the first weights are soon forgotten. Buffers and frozen parameters are not
-    averaged. Not ``torch.optim.swa_utils.AveragedModel``, which copies the whole model, takes the weights of the first
-    update as they are and has one decay: runs that began with this would not go on bit for bit.
+    averaged. ``torch.optim.swa_utils.AveragedModel`` is not used: it copies the whole model and has a constant decay,
+    and earlier runs could not be resumed bit for bit.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -26,20 +26,20 @@ class Average:
 
     @torch.no_grad()
     def update(self, number: int) -> None:
-        """Take in the weights after update ``number``, counted from 1."""
+        """Update the average with the weights after update ``number``, counted from 1."""
         weight = 1 - min(self.decay, (1 + number) / (10 + number))
         values, now = list(self._values.values()), [p.detach().float() for p in self._parameters.values()]
         torch._foreach_lerp_(values, now, weight)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Run a block with the average in place of the weights; the weights come back at its end, bit for bit."""
-        kept = {name: p.detach().clone() for name, p in self._parameters.items()}
+        """Replace the weights by the average inside, and restore them bit for bit afterwards."""
+        weights = {name: p.detach().clone() for name, p in self._parameters.items()}
         self._set(self._values)
         try:
             yield
         finally:
-            self._set(kept)
+            self._set(weights)
 
     @torch.no_grad()
     def _set(self, values: dict[str, Tensor]) -> None:
