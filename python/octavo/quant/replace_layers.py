@@ -80,10 +80,10 @@ class Replacement:
     def apply(self) -> nn.Module:
         """Put the layers in place, at every path they are known by; return the model, or its replacement."""
         quantized = replace_modules(self.model, self._new, self._undo)
-        made = set(self._new.values())
+        replacements = set(self._new.values())
         for module in self.model.modules():
             # torch's fast path reads the weights of its layers past them.
-            if isinstance(module, nn.TransformerEncoderLayer) and not made.isdisjoint(module.children()):
+            if isinstance(module, nn.TransformerEncoderLayer) and not replacements.isdisjoint(module.children()):
                 self._set(vars(module), "activation_relu_or_gelu", 0)
             if isinstance(module, nn.TransformerEncoder) and any(isinstance(m, QuantLayer) for m in module.modules()):
                 self._set(vars(module), "use_nested_tensor", False)
