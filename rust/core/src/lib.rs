@@ -3,24 +3,25 @@
 //! FORMATS.md at the root of the repository is the normative arithmetic; `codec::grid` is its scalar reference, and every
 //! fast path gives the same bits.
 
+mod bitpack;
 pub mod codec;
 pub mod container;
+mod dtype;
 pub mod error;
 pub mod float;
 mod float_state;
 pub mod format;
 pub mod huge_pages;
 pub mod linear;
-mod pack;
 pub mod pool;
 pub mod simd;
 pub mod solve;
 pub mod sparse;
 pub mod text;
 
+pub use bitpack::{pack_rows, unpack_rows};
 pub use codec::{DType, Layout, Nonfinite, Options, Packed, PackedMut, ScaleRule, Sizes, Values, ValuesMut};
 pub use error::{Error, Result};
 pub use float_state::FloatState;
 pub use format::{Format, packed_bytes};
-pub use pack::{pack_rows, unpack_rows};
 pub use simd::Level;

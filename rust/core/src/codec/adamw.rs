@@ -1,14 +1,14 @@
 //! AdamW whose moments are codes of a block format or of the dynamic map: decoded, updated and encoded again while they are
 //! in the nearest cache.
 
+use crate::bitpack::{Code, pack, unpack};
 use crate::error::{FormatError, Result, ShapeError};
 use crate::float_state::FloatState;
 use crate::format::{Format, Granularity};
-use crate::pack::{Code, pack, unpack};
 use crate::pool;
 use crate::simd::{Job, LANES, Lanes, Level, fast};
 
-use super::work::{Scales, Work};
+use super::group_scales::{Scales, Work};
 use super::{Layout, Nonfinite, Sizes, dynamic_map, lanes};
 
 /// Values that are updated at once: whole blocks and bytes of every format.

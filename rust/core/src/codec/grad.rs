@@ -6,12 +6,12 @@ use crate::format::{Element, Format, Granularity};
 use crate::pool;
 use crate::simd::Level;
 
-use super::buffers::{Dst, Layout, Sizes, Src, Values, ValuesMut};
-use super::chooser::{Chooser, ScaleRule};
-use super::drive::prepare;
 use super::grid::{GroupScale, range};
+use super::group_scales::{Scales, Work};
+use super::scale_search::{Chooser, ScaleRule};
+use super::segment_driver::prepare;
 use super::segments::Segments;
-use super::work::{Scales, Work};
+use super::views::{Dst, Layout, Sizes, Src, Values, ValuesMut};
 use super::{Options, check_len, check_options, lanes, transpose};
 
 /// Where the gradients go.

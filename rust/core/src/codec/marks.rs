@@ -1,9 +1,10 @@
 //! Rounding that keeps one bit a value for the gradient: whether it lies inside the range of its group.
 
-use super::buffers::{DType, Layout, Values, ValuesMut};
-use super::drive::{Seen, Shared};
 use super::scale::CHUNK;
+use super::segment_driver::{Seen, Shared};
+use super::views::{Layout, Values, ValuesMut};
 use super::{Options, check_len, lanes, quantize_into};
+use crate::dtype::DType;
 use crate::error::{Result, ShapeError};
 use crate::float_state::FloatState;
 use crate::format::{Format, Granularity};

@@ -3,35 +3,38 @@
 //! `quantize(x) == decode(encode(x))` for every format, shape, dtype, SIMD level and number of threads.
 //!
 //! `grid` (elements), `scale` (scales) and `reference` (groups) are the definition, in plain scalar code that calls nothing
-//! fast. `lanes` gives the same bits with the instructions of a SIMD level. `drive` cuts a call into pieces for both.
+//! fast. `lanes` gives the same bits with the instructions of a SIMD level. `segment_driver` cuts a call into pieces for both.
 
 mod adamw;
-mod buffers;
-pub(crate) mod chooser;
-mod drive;
+mod describe;
 pub(crate) mod dynamic_map;
 mod grad;
 pub(crate) mod grid;
+pub(crate) mod group_scales;
 pub(crate) mod lanes;
 mod marks;
 pub(crate) mod reference;
 pub(crate) mod rows;
 pub(crate) mod scale;
+pub(crate) mod scale_search;
+mod segment_driver;
 mod segments;
 mod transpose;
-pub(crate) mod work;
+mod views;
 
 /// A format lowered to arithmetic: what kernels that run elsewhere are made from.
 pub mod lowered {
-    pub use super::chooser::{Chooser, ExponentRule};
     pub use super::grid::{FloatGrid, Grid, Integers};
+    pub use super::scale_search::{Chooser, ExponentRule};
 }
 
+pub use crate::dtype::DType;
 pub use adamw::{Moment, MomentForm, Step, adamw};
-pub use buffers::{DType, Layout, Sizes, Values, ValuesMut};
-pub use chooser::ScaleRule;
+pub use describe::ElementValue;
 pub use grad::{Gradients, quantize_backward, saturates};
 pub use marks::{marks_len, pass_marked, quantize_marking};
+pub use scale_search::ScaleRule;
+pub use views::{Layout, Sizes, Values, ValuesMut};
 
 use std::sync::atomic::AtomicBool;
 
@@ -39,9 +42,9 @@ use crate::error::{Error, FormatError, Result, ShapeError};
 use crate::float_state::FloatState;
 use crate::format::Format;
 use crate::simd::Level;
-pub(crate) use buffers::{Dst, Src};
-use drive::Seen;
+use segment_driver::Seen;
 pub(crate) use transpose::{set_len, zeroed};
+pub(crate) use views::{Dst, Src};
 
 /// What `encode` does with NaN and infinity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -124,7 +127,7 @@ pub(crate) fn check_options(format: Format, sizes: &Sizes, options: &Options<'_>
         check_len(format, "scales (bytes)", given.scales.len(), sizes.scales)?;
         check_len(format, "zeros (bytes)", given.zeros.len(), sizes.zeros)?;
         check_len(format, "levels (bytes)", given.levels.len(), sizes.levels)?;
-        work::check_given(format, &given)?;
+        group_scales::check_given(format, &given)?;
     }
     Ok(())
 }
@@ -151,7 +154,7 @@ pub fn encode(x: Values<'_>, layout: Layout, format: Format, options: &Options<'
     }
     let moved = transpose::forward(x.src(), &layout)?;
     let src = moved.as_ref().map_or_else(|| x.src(), |buffer| Src::new(buffer.as_ptr(), x.src().dtype));
-    match drive::encode(src, layout, format, options, out, Level::current()) {
+    match segment_driver::encode(src, layout, format, options, out, Level::current()) {
         // The first one in the caller's order, which is another than that of the rows along an inner axis.
         Err(Error::NonFinite { format, position, value }) if moved.is_some() => {
             // SAFETY: every position lies inside x, whose length was checked against the layout.
@@ -242,12 +245,12 @@ fn quantize_raw(
         return Ok(());
     }
     match transpose::forward(src, &layout)? {
-        None => drive::quantize(src, dst, layout, format, &options, Level::current(), seen),
+        None => segment_driver::quantize(src, dst, layout, format, &options, Level::current(), seen),
         Some(mut buffer) => {
             // One pointer for both: taking a second one would end the right to use the first.
             let at = buffer.as_mut_ptr();
             let (inner_src, inner_dst) = (Src::new(at, src.dtype), Dst::new(at, dst.dtype));
-            drive::quantize(inner_src, inner_dst, layout, format, &options, Level::current(), seen)?;
+            segment_driver::quantize(inner_src, inner_dst, layout, format, &options, Level::current(), seen)?;
             transpose::backward(inner_src, dst, &layout)
         }
     }
@@ -271,10 +274,10 @@ pub fn decode(packed: Packed<'_>, layout: Layout, format: Format, out: ValuesMut
     }
     let dst = out.dst();
     if layout.inner == 1 {
-        return drive::decode(packed, layout, format, dst, Level::current());
+        return segment_driver::decode(packed, layout, format, dst, Level::current());
     }
     let mut buffer = transpose::buffer(layout.len() * dst.dtype.bytes())?;
     let moved = Dst::new(buffer.as_mut_ptr(), dst.dtype);
-    drive::decode(packed, layout, format, moved, Level::current())?;
+    segment_driver::decode(packed, layout, format, moved, Level::current())?;
     transpose::backward(Src::new(buffer.as_ptr(), dst.dtype), dst, &layout)
 }

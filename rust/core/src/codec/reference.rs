@@ -4,16 +4,16 @@
 //! gets). It calls nothing fast: the dispatch in `lanes` calls it, at the level `scalar` and for every group that no kernel
 //! takes, and each kernel is compared with it bit for bit.
 
+use crate::bitpack::Code;
 use crate::float::{exp2, to_bf16_saturating, to_f16_saturating};
-use crate::pack::Code;
 
 use super::Nonfinite;
-use super::chooser::{Chooser, RawScale, ScaleRule};
 use super::grid::{GroupScale, decode_element, encode_element};
+use super::group_scales::Work;
 use super::scale::{
     CHUNK, Query, Stat, block_code, block_error, block_step, ceil_code, choose as choose_by, mse_candidates, stat_chunk,
 };
-use super::work::Work;
+use super::scale_search::{Chooser, RawScale, ScaleRule};
 
 /// Answers a query about values that may hold NaN and infinities: NaN takes no part, infinities count as the largest
 /// finite value.

@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use super::buffers::{Layout, Sizes};
-use super::chooser::RawScale;
 use super::grid::Grid;
-use super::work::{Scales, Work};
-use super::{Packed, check_len, drive, lanes};
+use super::group_scales::{Scales, Work};
+use super::scale_search::RawScale;
+use super::views::{Layout, Sizes};
+use super::{Packed, check_len, lanes, segment_driver};
+use crate::bitpack::{Code, unpack};
 use crate::error::Result;
 use crate::format::{Format, Granularity, ScaleType};
-use crate::pack::{Code, unpack};
 use crate::simd::Level;
 
 /// An encoded matrix whose rows are read.
@@ -55,7 +55,7 @@ impl<'a> Rows<'a> {
         check_len(format, "levels (bytes)", packed.levels.len(), sizes.levels)?;
         let mut work = Work::new(format, level);
         work.scales = Scales::Stored;
-        work.tensor = drive::first_level(&packed);
+        work.tensor = segment_driver::first_level(&packed);
         let scale_bytes = sizes.scales.checked_div(sizes.groups).unwrap_or(0);
         Ok(Self { work, packed, sizes, scale_bytes, unscaled: false, k })
     }

@@ -5,8 +5,8 @@ use crate::error::Result;
 use crate::float::{LANES, exp2, floor_log2_bits, to_f16_saturating, tree_sum};
 use crate::format::Minifloat;
 
-use super::chooser::{Chooser, ExponentRule, RawScale};
 use super::grid::{FloatGrid, Grid, GroupScale, encode_element, range};
+use super::scale_search::{Chooser, ExponentRule, RawScale};
 
 /// Elements per chunk: the unit of work, and of the fixed order in which float sums are taken.
 pub(crate) const CHUNK: usize = 16_384;

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::format::{Format, Granularity};
 
-use super::buffers::Layout;
 use super::scale::CHUNK;
+use super::views::Layout;
 
 /// Rows and columns cut into units of about [`CHUNK`] elements, every one starting on a whole byte of codes.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,6 @@
 //! Transposes: an inner axis is moved last, and back. The codecs work on rows; only this file knows other axes.
 
-use super::buffers::{Dst, Layout, Src};
+use super::views::{Dst, Layout, Src};
 use crate::error::{Error, Result};
 use crate::huge_pages;
 use crate::pool;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::codec::DType;
+use crate::dtype::DType;
 use crate::format::Format;
 
 /// A shape, axis or buffer length that does not fit.

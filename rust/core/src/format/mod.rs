@@ -1,12 +1,10 @@
 //! [`Format`]: what a number may be. Parsed from and printed as the grammar of FORMATS.md section 1.
 
 mod catalogue;
-mod describe;
 mod parse;
 mod print;
 
 pub use catalogue::catalogue;
-pub use describe::ElementValue;
 
 use crate::error::{Error, Result, ShapeError};
 

@@ -6,11 +6,11 @@ use super::reference::{self, Added};
 use super::signed_codes::{Codes, all_scales};
 use super::table::{self, Run};
 use super::{Matrix, check_sizes, int8_lanes, multiply_rounded};
+use crate::bitpack::unpack_signed;
 use crate::codec::{Layout, Options, Sizes, Values, ValuesMut, zeroed};
 use crate::error::{Error, FormatError, Result, ShapeError};
 use crate::float_state::FloatState;
 use crate::format::{Element, Format, Granularity};
-use crate::pack::unpack_signed;
 use crate::pool;
 use crate::simd::Level;
 

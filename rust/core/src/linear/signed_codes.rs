@@ -1,9 +1,9 @@
 //! Codes with a sign, as bytes: quantized inputs, and the scales of rows.
 
+use crate::bitpack::{bytes_mut, unpack_signed};
 use crate::codec::{self, Layout, Options, Packed, PackedMut, Sizes, Values, zeroed};
 use crate::error::Result;
 use crate::format::Format;
-use crate::pack::{bytes_mut, unpack_signed};
 use crate::simd::Level;
 
 /// Quantized inputs.

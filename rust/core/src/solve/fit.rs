@@ -5,12 +5,13 @@
 //! where the weight `|x - q|^(p - 2)` makes least squares descend on the p-norm (half-quadratic; Badri and Shaji 2023).
 //! Scales with few values are tried one by one. The scale to start from stays unless another is better.
 
+use super::operands::{Moments, Numbers, Query};
 use super::reference::{self, EXACT, SMALLEST, power};
-use super::round::{All, Book, Floats, Integers, Numbers, Round, Scales, Sums, with_round};
-use crate::codec::chooser::{Chooser, RawScale};
+use super::round::{All, Book, Floats, Integers, Round, Scales, Sums, with_round};
 use crate::codec::grid::GroupScale;
+use crate::codec::group_scales::Work;
 use crate::codec::scale::{mse_candidates, real_bits, resolve_real};
-use crate::codec::work::Work;
+use crate::codec::scale_search::{Chooser, RawScale};
 use crate::float::to_f32_saturating;
 use crate::float::tree_sum;
 use crate::pool;
@@ -26,54 +27,6 @@ const SHRINK: f64 = 0.93;
 const SHRINKS: usize = 14;
 /// Elements that one thread sums up; longer groups go to several.
 const LONG: usize = 16 * EXACT;
-
-/// Sums over a group: errors in units; `c` numbers, `u` values in steps, `w` the weights of the fit.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Moments {
-    error: f64,
-    square: f64,
-    w: f64,
-    c: f64,
-    u: f64,
-    cc: f64,
-    uc: f64,
-}
-
-impl Moments {
-    /// Number of sums.
-    pub(super) const COUNT: usize = 7;
-
-    /// The sums in the order in which they are taken.
-    #[inline(always)]
-    pub(super) fn of([error, cc, uc, square, w, c, u]: [f64; Self::COUNT]) -> Self {
-        Self { error, square, w, c, u, cc, uc }
-    }
-
-    pub(super) fn plus(&self, other: &Self) -> Self {
-        Self {
-            error: self.error + other.error,
-            square: self.square + other.square,
-            w: self.w + other.w,
-            c: self.c + other.c,
-            u: self.u + other.u,
-            cc: self.cc + other.cc,
-            uc: self.uc + other.uc,
-        }
-    }
-}
-
-/// What [`measure`] is asked.
-#[derive(Clone, Copy)]
-pub(super) struct Query<'a> {
-    pub(super) x: &'a [f32],
-    /// Empty: all 1.
-    pub(super) weights: &'a [f32],
-    pub(super) numbers: &'a Numbers,
-    pub(super) power: f32,
-    affine: bool,
-    /// Step in which errors are counted.
-    pub(super) unit: f32,
-}
 
 struct Measure<'a>(&'a Query<'a>, &'a GroupScale);
 

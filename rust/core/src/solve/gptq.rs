@@ -6,11 +6,12 @@
 
 use super::Table;
 use super::fit::Fit;
+use super::operands::Numbers;
 use super::reference;
-use super::round::{All, Book, Floats, Integers, Numbers, Round, Scales, Sums, with_round};
-use crate::codec::chooser::RawScale;
+use super::round::{All, Book, Floats, Integers, Round, Scales, Sums, with_round};
+use crate::codec::group_scales::Work;
 use crate::codec::lanes;
-use crate::codec::work::Work;
+use crate::codec::scale_search::RawScale;
 use crate::simd::LANES;
 use crate::simd::{Floats as F, Job, fast};
 

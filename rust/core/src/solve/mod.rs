@@ -9,13 +9,14 @@
 
 mod fit;
 mod gptq;
+mod operands;
 mod reference;
 mod round;
 mod wide_sums;
 
 use crate::codec::check_len;
-use crate::codec::chooser::{RawScale, ScaleRule, load_scale, store_scale};
-use crate::codec::work::Work;
+use crate::codec::group_scales::Work;
+use crate::codec::scale_search::{RawScale, ScaleRule, load_scale, store_scale};
 use crate::error::{Error, FormatError, Result, ShapeError};
 use crate::float_state::FloatState;
 use crate::format::{Format, Granularity, ScaleType};
@@ -23,7 +24,7 @@ use crate::pool;
 use crate::simd::Level;
 use fit::Fit;
 use gptq::{Choose, Shared, Tile};
-use round::Numbers;
+use operands::Numbers;
 pub use wide_sums::{add_outer_products, factor, feed_back, losses, take_squares};
 
 /// Rows that are solved together, one a lane.

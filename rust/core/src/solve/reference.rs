@@ -3,9 +3,7 @@
 //! It calls nothing fast. The dispatch in `gptq` and `fit` calls it at the level `scalar`; at the others sixteen rows, or
 //! sixteen elements of a group, go through the same rounding side by side, which gives the same bits.
 
-use super::fit::{Moments, Query};
-use super::round::Numbers;
-use super::wide_sums::{ELIMINATED, Sixteen, Tile};
+use super::operands::{ELIMINATED, Moments, Numbers, Query, Sixteen, Tile};
 use crate::codec::grid::{GroupScale, level_sum};
 use crate::float::{LANES, to_f32_saturating, tree_sum};
 

@@ -3,42 +3,10 @@
 //! Searches may be an ulp off where the codec is exact (a product with the inverse scale instead of a quotient): what
 //! they choose is brought to exact values by the codec afterwards.
 
+use super::operands::Numbers;
 use super::reference::{self, step_and_inverse};
-use crate::codec::grid::{FloatGrid, Grid, GroupScale, level_sum};
-use crate::float::{exp2, to_f32_saturating};
+use crate::codec::grid::{GroupScale, level_sum};
 use crate::simd::{Floats as F, Line};
-
-/// The numbers that codes stand for.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Numbers {
-    /// All of float32.
-    All,
-    /// Integers, counted from the zero point.
-    Integers { lo: f32, hi: f32 },
-    /// Floats of `23 - drop` mantissa bits; below `smallest` the step stays the same, and adding `magic` rounds to it.
-    Floats { drop: u32, smallest: f32, magic: f32, top: f32 },
-    /// Sorted numbers.
-    Book(&'static [f32]),
-    /// Sums of signed levels.
-    Sums(u8),
-}
-
-impl Numbers {
-    pub(super) fn of(grid: &Grid) -> Self {
-        match *grid {
-            Grid::Integer { lo, hi, .. } => Self::Integers { lo: lo as f32, hi: hi as f32 },
-            Grid::Float(FloatGrid { mantissa, .. }) if mantissa >= 23 => Self::All,
-            Grid::Float(FloatGrid { mantissa, emin, top, .. }) => Self::Floats {
-                drop: 23 - mantissa,
-                smallest: exp2(emin.clamp(-126, 127)) as f32,
-                magic: 1.5 * exp2((emin + 23 - mantissa as i32).clamp(-126, 126)) as f32,
-                top: to_f32_saturating(top),
-            },
-            Grid::Book(levels) => Self::Book(levels),
-            Grid::Levels(count) => Self::Sums(count),
-        }
-    }
-}
 
 /// Scales of sixteen lanes.
 #[derive(Clone, Debug)]
@@ -195,7 +163,7 @@ pub(super) use with_round;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::work::Work;
+    use crate::codec::group_scales::Work;
     use crate::format::{Format, catalogue};
     use crate::simd::Level;
 

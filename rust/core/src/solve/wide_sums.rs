@@ -5,11 +5,12 @@
 //! are exact in float64, so fusing them with the sum changes nothing; products of float64 are rounded before they are
 //! taken away. `reference` has the definition of a tile.
 
+use super::operands::{ELIMINATED, Sixteen, Tile};
 use super::reference;
 use crate::error::{Error, Result};
 use crate::float_state::FloatState;
 use crate::pool;
-use crate::simd::{Doubles, Job, LANES, Level, Proven, fast};
+use crate::simd::{Job, LANES, Level, Proven, fast};
 
 /// Terms that are added to a tile at once: two panels of them stay in the nearest cache.
 const DEPTH: usize = 128;
@@ -17,15 +18,8 @@ const DEPTH: usize = 128;
 const WIDENED: usize = 4 * DEPTH;
 /// Rows of a matrix that one thread works on: panels to the right of a tile are read once for all of them.
 const STRIP: usize = 2 * LANES;
-/// Rows that are eliminated from all of those below them at once.
-pub(super) const ELIMINATED: usize = 64;
 /// Columns that are multiplied at once where all of them would be too many to widen.
 const COLUMNS: usize = 256;
-
-/// Sixteen values of a row, or of a column.
-pub(super) type Sixteen = Doubles;
-/// Sixteen rows of sixteen sums.
-pub(super) type Tile = [Sixteen; LANES];
 
 const EMPTY: Tile = [Sixteen::splat(0.0); LANES];
 

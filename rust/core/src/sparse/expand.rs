@@ -3,10 +3,10 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::{MOST_WIDTH, PANEL, QUAD, Shape, Sparse, reference, starts};
+use crate::bitpack::{pack, unpack};
 use crate::codec::{set_len, zeroed};
 use crate::error::{Result, ShapeError};
 use crate::format::packed_bytes;
-use crate::pack::{pack, unpack};
 use crate::pool;
 use crate::simd::Level;
 

@@ -16,11 +16,11 @@ pub(crate) use avx512::expanded as expanded_word;
 pub(crate) use expand::{check, stream};
 pub use expand::{expand, expanded};
 
+use crate::bitpack::{pack, unpack};
 use crate::codec::grid::{Grid, GroupScale, decode_element};
 use crate::codec::zeroed;
 use crate::error::{Result, ShapeError};
 use crate::format::{Format, packed_bytes};
-use crate::pack::{pack, unpack};
 use crate::simd::Level;
 
 /// Rows of a panel.

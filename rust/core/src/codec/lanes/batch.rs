@@ -3,8 +3,8 @@
 use super::kernels::{Factors, FloatBase, Floats, Kernel, RealSteps};
 use super::neighbours::{Groups, ceil_e4m3, e4m3_steps};
 use super::statistics::extremes;
-use crate::codec::chooser::{Chooser, ExponentRule, RawScale, ScaleRule};
-use crate::codec::work::{Scales, Work};
+use crate::codec::group_scales::{Scales, Work};
+use crate::codec::scale_search::{Chooser, ExponentRule, RawScale, ScaleRule};
 use crate::format::{Granularity, Minifloat, ScaleType};
 use crate::simd::Lanes;
 

@@ -3,12 +3,12 @@
 use super::batch::Batches;
 use super::kernels::Kernel;
 use super::statistics::{AHEAD, absmax, extremes};
-use crate::codec::chooser::Chooser;
+use crate::bitpack::Code;
 use crate::codec::grid::GroupScale;
+use crate::codec::group_scales::{Scales, Work};
 use crate::codec::reference;
 use crate::codec::scale::Stat;
-use crate::codec::work::{Scales, Work};
-use crate::pack::Code;
+use crate::codec::scale_search::Chooser;
 use crate::simd::Lanes;
 
 const INFINITY: u32 = 0x7f80_0000;

@@ -8,8 +8,8 @@ use super::masks::{Limits, bounds32};
 use super::statistics::AHEAD;
 use crate::codec::grad::Inside;
 use crate::codec::grid::range;
+use crate::codec::group_scales::Work;
 use crate::codec::reference;
-use crate::codec::work::Work;
 use crate::simd::{LANES, Lanes};
 
 /// A piece that is rounded and marked: value i has bit `i % 8` of byte `i / 8`. `out` may be `x`.

@@ -6,7 +6,7 @@ use super::kernels::{Factors, Kernel};
 use super::statistics::AHEAD;
 use crate::codec::grad::{Inside, mask};
 use crate::codec::grid::{GroupScale, Integers, range};
-use crate::codec::work::Work;
+use crate::codec::group_scales::Work;
 use crate::simd::Lanes;
 
 /// The magnitude below which products of two float32 may lose bits, whose errors no fused operation would tell.

@@ -16,14 +16,14 @@ mod statistics;
 
 use kernels::{Book, Floats, Identity, Kernel, PowerSteps, Powers, RealSteps, ScaledE2M1, Signs, Truncated};
 
-use crate::pack::Code;
+use crate::bitpack::Code;
 use crate::simd::{Job, Lanes, Level, fast};
 
-use super::chooser::RawScale;
 use super::grid::{Grid, GroupScale};
+use super::group_scales::Work;
 use super::reference;
 use super::scale::{CHUNK, Query, Stat, stat_chunk};
-use super::work::Work;
+use super::scale_search::RawScale;
 
 /// Work on a piece with the kernel of its format.
 trait WithKernel<V: Lanes> {

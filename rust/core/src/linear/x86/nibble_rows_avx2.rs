@@ -2,10 +2,10 @@
 
 use super::group_scales_avx2::GroupScales;
 use super::int8_limbs_vnni::{self, Plan};
+use crate::bitpack::{pack, unpack};
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
 use crate::error::Result;
-use crate::pack::{pack, unpack};
 
 /// Columns that share a scale, at most. A longer stored group is several of these.
 pub(super) const GROUP: usize = 32;

@@ -5,10 +5,10 @@ use std::arch::x86_64::*;
 use super::group_scales_avx2::GroupScales;
 use super::int8_limbs_vnni::Plan;
 use super::sums_avx2::BLOCK;
+use crate::bitpack::{bytes_mut, unpack, unpack_signed};
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
 use crate::error::Result;
-use crate::pack::{bytes_mut, unpack, unpack_signed};
 
 /// Bits of a code up to which numbers are looked up in registers.
 const LOOKED_UP: u32 = 6;

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use super::{Factors, Kernel, exponent_of, power};
 use crate::codec::grid::{Grid, GroupScale, NF3, NF4, level_sum, reaches_mean, sorted_sums};
-use crate::codec::work::Work;
+use crate::codec::group_scales::Work;
 use crate::simd::Lanes;
 
 /// Up to 16 levels times a scale, by comparison with exact thresholds: nf4, nf3, binaryN.

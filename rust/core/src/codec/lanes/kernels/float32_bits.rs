@@ -1,9 +1,9 @@
 //! Kernels of floating-point formats with arithmetic of their own: float32's exponent, float32, and E2M1 under a real step.
 
 use super::{Factors, Kernel, sign_bit};
-use crate::codec::chooser::Chooser;
 use crate::codec::grid::{Grid, GroupScale};
-use crate::codec::work::Work;
+use crate::codec::group_scales::Work;
+use crate::codec::scale_search::Chooser;
 use crate::format::Specials;
 use crate::simd::Lanes;
 

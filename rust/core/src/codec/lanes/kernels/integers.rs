@@ -1,9 +1,9 @@
 //! Kernels of integers times a step.
 
 use super::{Factors, Kernel, exponent_of, power, sign_bit};
-use crate::codec::chooser::Chooser;
 use crate::codec::grid::{Grid, GroupScale, Integers};
-use crate::codec::work::Work;
+use crate::codec::group_scales::Work;
+use crate::codec::scale_search::Chooser;
 use crate::simd::Lanes;
 
 /// Integers in steps of a power of two: fixed, mxint, bfp.

@@ -1,9 +1,9 @@
 //! Kernels of floating-point elements whose scale is a power of two.
 
 use super::{Factors, Kernel, exponent_of, power, sign_bit};
-use crate::codec::chooser::Chooser;
 use crate::codec::grid::{FloatGrid, Grid, GroupScale};
-use crate::codec::work::Work;
+use crate::codec::group_scales::Work;
+use crate::codec::scale_search::Chooser;
 use crate::format::{Minifloat, Specials};
 use crate::simd::Lanes;
 

@@ -15,7 +15,7 @@ pub(super) use integers::{PowerSteps, RealSteps};
 pub(super) use minifloats::{FloatBase, Floats, Powers};
 
 use crate::codec::grid::GroupScale;
-use crate::codec::work::Work;
+use crate::codec::group_scales::Work;
 use crate::simd::Lanes;
 
 /// How a batch of groups gets its scales; see `batch`.

@@ -1,7 +1,7 @@
 //! The formats whose values are integers times a power of two, and the int8 limbs of their codes.
 
-use crate::codec::chooser::Chooser;
 use crate::codec::grid::{Grid, GroupScale, Integers, decode_element};
+use crate::codec::scale_search::Chooser;
 use crate::format::{Format, Granularity, ScaleType};
 use crate::simd::Line;
 use crate::simd::amx::LINE;

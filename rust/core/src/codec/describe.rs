@@ -1,9 +1,9 @@
 //! What a format can represent: bits, range, smallest step, and the full list of values.
 
-use super::{Element, Format, Granularity};
-use crate::codec::grid::{Grid, GroupScale, Integers, decode_element, range};
-use crate::codec::{Layout, Sizes};
+use super::grid::{Grid, GroupScale, Integers, decode_element, range};
+use super::{Layout, Sizes};
 use crate::error::{FormatError, Result};
+use crate::format::{Element, Format, Granularity, ScaleType};
 
 /// A code and the number it stands for at scale 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,7 +27,7 @@ impl Format {
             Granularity::Tensor => 1,
             _ => self.groups_per_row(k),
         };
-        let scale_bits = self.scale_type().map_or(0, super::ScaleType::bytes) * 8 * self.scales_per_group()
+        let scale_bits = self.scale_type().map_or(0, ScaleType::bytes) * 8 * self.scales_per_group()
             + if self.has_zeros() { self.width() as usize } else { 0 };
         f64::from(self.width()) + (groups * scale_bits) as f64 / k as f64
     }

@@ -5,9 +5,9 @@ use crate::float::exp2;
 use crate::format::{Format, Granularity, ScaleType};
 use crate::simd::Level;
 
-use super::chooser::{Chooser, RawScale, ScaleRule, load_scale, store_scale};
 use super::grid::{Grid, GroupScale};
 use super::scale::{block_step, resolve_real};
+use super::scale_search::{Chooser, RawScale, ScaleRule, load_scale, store_scale};
 use super::{Nonfinite, Packed};
 
 /// Elements of float32 from which results are written past the caches: 32 MiB. A store through them reads memory first.

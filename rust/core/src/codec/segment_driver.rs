@@ -5,17 +5,17 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use crate::bitpack::{Code, pack, unpack};
 use crate::error::{Error, Result};
 use crate::format::{Format, Granularity};
-use crate::pack::{Code, pack, unpack};
 use crate::pool;
 use crate::simd::Level;
 
-use super::buffers::{Dst, Layout, Sizes, Src};
-use super::chooser::Chooser;
+use super::group_scales::{Scales, Work};
 use super::scale::{CHUNK, Query, Stat, choose, nvfp4_tensor_scale};
+use super::scale_search::Chooser;
 use super::segments::{Piece, Segments};
-use super::work::{Scales, Work};
+use super::views::{Dst, Layout, Sizes, Src};
 use super::{Nonfinite, Options, Packed, PackedMut, lanes, transpose};
 
 /// Longest `:channel` row that one thread handles in one go; longer rows find their scale in parallel first.
