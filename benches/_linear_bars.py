@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 FORMATS = (
-    "mxint8 int8:g32 int8:channel mxfp8e4m3 mxfp8e5m2 mxint6 mxfp6e2m3 mxfp6e3m2 int4:g32 uint4:g32 mxint4 mxfp4 nvfp4 "
-    "nf4 int3:g32 int2:g32 ternary:channel int4:channel"
+    "mxint8 int8:g32 int8:channel e4m3 e5m2 mxfp8e4m3 mxfp8e5m2 mxint6 mxfp6e2m3 mxfp6e3m2 int4:g32 uint4:g32 mxint4 "
+    "mxfp4 nvfp4 nf4 int3:g32 int2:g32 ternary:channel int4:channel"
 )
 BYTES = "mxint8 int8:g32 int8:channel"
+MINIFLOATS = "e4m3 e5m2 mxfp8e4m3 mxfp8e5m2"
 NIBBLES = "int4:g32 uint4:g32 mxint4 mxfp4 nf4"
 READ = "read"
 """Peer: reading the bytes of the weight at the bandwidth of the machine."""
@@ -61,6 +62,10 @@ def _bars() -> Iterator[Bar]:
     yield Bar(1, BYTES, "", READ, 0.85)
     yield Bar(1, NIBBLES, "", READ, 0.75)
     yield Bar(4, BYTES, "", ONE_ROW, 1 / 1.3)
+    for level in ("", "avx2"):
+        yield Bar(1, MINIFLOATS, "", READ, 0.85, level)
+        for batch in (1, 2, 4, 8):
+            yield Bar(batch, MINIFLOATS, "", "bfloat16", 1.0, level)
     for batch in (32, 128, 1024):
         yield Bar(batch, FORMATS, "bfloat16", "bfloat16", 1.0)
         yield Bar(batch, FORMATS, "bf16", "bfloat16", 1.0)

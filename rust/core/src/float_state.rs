@@ -43,6 +43,18 @@ impl FloatState {
     }
 }
 
+#[cfg(all(test, target_arch = "x86_64"))]
+impl FloatState {
+    /// Runs `work` while results and operands below the smallest normal number count as zeros.
+    pub(crate) fn flushing<T>(work: impl FnOnce() -> T) -> T {
+        let state = mxcsr::get();
+        mxcsr::set(mxcsr::STANDARD | 0x8040);
+        let done = work();
+        mxcsr::set(state);
+        done
+    }
+}
+
 impl Drop for FloatState {
     fn drop(&mut self) {
         #[cfg(target_arch = "x86_64")]

@@ -12,8 +12,8 @@ pub(super) fn noise(i: usize) -> f32 {
 
 /// Rows of `k` values in a format.
 pub(super) struct Sample {
-    codes: Vec<u8>,
-    scales: Vec<u8>,
+    pub(super) codes: Vec<u8>,
+    pub(super) scales: Vec<u8>,
     zeros: Vec<u8>,
     levels: Vec<u8>,
     pub(super) format: Format,

@@ -13,8 +13,8 @@ use super::rounded::CodesProduct;
 use super::sparse::SparseProduct;
 #[cfg(target_arch = "x86_64")]
 use super::x86::{
-    bf16_limbs, f32_codes_avx2, f32_codes_vbmi, f32_tiles, int8_avx2, int8_group_tiles, int8_groups_avx2,
-    int8_limbs_vnni, int8_pairs_avx2, int8_rows, int8_tiles,
+    bf16_limbs, f32_codes_avx2, f32_codes_vbmi, f32_float8, f32_lookup_avx512, f32_tiles, int8_avx2, int8_group_tiles,
+    int8_groups_avx2, int8_limbs_vnni, int8_pairs_avx2, int8_rows, int8_tiles,
 };
 use super::{f32_fma, f32_prepared, int8_lanes, integer};
 use crate::error::{FormatError, Result};
@@ -216,6 +216,36 @@ const X86: &[Kernel] = &[
         takes: int8_group_tiles::takes,
         run: Run::Float(int8_group_tiles::run),
         bounds: "from so many weights on faster than limbs of bfloat16",
+        ..ROW
+    },
+    Kernel {
+        name: "fma float8 avx512",
+        processors: Avx512..=Amx,
+        max_rows: 8,
+        min_weights: FEW_ROWS_WEIGHTS,
+        takes: f32_float8::takes,
+        run: Run::Float(f32_float8::run),
+        bounds: "rows of inputs that share the conversion of a code: their sums fill the registers; fewer weights: arranging inputs costs more than it saves",
+        ..ROW
+    },
+    Kernel {
+        name: "fma float8 avx2",
+        processors: Avx2..=Avx2,
+        max_rows: 8,
+        min_weights: FEW_ROWS_WEIGHTS,
+        takes: f32_float8::takes,
+        run: Run::Float(f32_float8::run),
+        bounds: "rows of inputs that share the conversion of a code: their sums fill the registers; fewer weights: arranging inputs costs more than it saves",
+        ..ROW
+    },
+    Kernel {
+        name: "fma lookup avx512",
+        processors: Avx512..=Amx,
+        max_rows: 2,
+        min_weights: FEW_ROWS_WEIGHTS,
+        takes: f32_lookup_avx512::takes,
+        run: Run::Float(f32_lookup_avx512::run),
+        bounds: "from three rows on weights that are scaled before they are multiplied are as fast; fewer weights: arranging inputs costs more than it saves",
         ..ROW
     },
     Kernel {

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use super::bf16_codes_vbmi::Table;
 use super::f32_codes_vbmi::Numbers;
+use super::f32_float8::Minifloat;
+use super::f32_lookup_avx512::Book;
 use super::int8_limbs_vnni::Plan;
 use crate::error::{Error, Result};
 use crate::format::Format;
@@ -13,6 +15,8 @@ use crate::format::Format;
 thread_local! {
     static PLANS: RefCell<HashMap<Format, Option<Arc<Plan>>>> = RefCell::default();
     static NUMBERS: RefCell<HashMap<Format, Option<Arc<Numbers>>>> = RefCell::default();
+    static MINIFLOATS: RefCell<HashMap<Format, Option<Arc<Minifloat>>>> = RefCell::default();
+    static BOOKS: RefCell<HashMap<Format, Option<Arc<Book>>>> = RefCell::default();
     static TABLES: RefCell<HashMap<Format, Option<Arc<Table>>>> = RefCell::default();
 }
 
@@ -24,6 +28,16 @@ pub(super) fn plan(format: Format) -> Option<Arc<Plan>> {
 /// The numbers of a format by code, as float32 or bytes.
 pub(super) fn numbers(format: Format) -> Option<Arc<Numbers>> {
     NUMBERS.with_borrow_mut(|all| all.entry(format).or_insert_with(|| Numbers::new(format).map(Arc::new)).clone())
+}
+
+/// How codes of 8 bits become float16.
+pub(super) fn minifloat(format: Format) -> Option<Arc<Minifloat>> {
+    MINIFLOATS.with_borrow_mut(|all| all.entry(format).or_insert_with(|| Minifloat::new(format).map(Arc::new)).clone())
+}
+
+/// The code book of a format of 4 bits.
+pub(super) fn book(format: Format) -> Option<Arc<Book>> {
+    BOOKS.with_borrow_mut(|all| all.entry(format).or_insert_with(|| Book::new(format).map(Arc::new)).clone())
 }
 
 /// The numbers of a format by code, as bfloat16.

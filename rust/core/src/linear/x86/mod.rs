@@ -6,6 +6,8 @@ mod code_tables;
 mod encoded_inputs;
 pub(super) mod f32_codes_avx2;
 pub(super) mod f32_codes_vbmi;
+pub(super) mod f32_float8;
+pub(super) mod f32_lookup_avx512;
 pub(super) mod f32_tiles;
 mod group_scales_avx2;
 pub(super) mod int8_avx2;
