@@ -304,8 +304,8 @@ mod tests {
                         (values[k - 1], values[2 * k]) = (1e-42, f32::INFINITY);
                     }
                     let x = Inputs::new(Values::F32(&values), m, k, LANES, Level::Avx512).unwrap();
-                    let mut found = vec![0.0f32; m * n];
-                    let mut to = ValuesMut::F32(&mut found);
+                    let mut result = vec![0.0f32; m * n];
+                    let mut to = ValuesMut::F32(&mut result);
                     let out = Biased::new(Outputs::new(&mut to, n, Level::Avx512), &[]);
                     // SAFETY: the level was detected.
                     unsafe { multiply(&book, &rows, &x, m, n, &out).unwrap() };
@@ -313,20 +313,20 @@ mod tests {
                     for row in 0..n {
                         rows.decode(row, 0..k, &mut decoded, &mut Default::default());
                         for (i, x) in values.chunks(k).enumerate() {
-                            let found = found[i * n + row];
+                            let value = result[i * n + row];
                             if !x.chunks(CHUNK).all(is_moderate) {
                                 assert!(
-                                    x.iter().all(|x| x.is_finite()) || !found.is_finite(),
+                                    x.iter().all(|x| x.is_finite()) || !value.is_finite(),
                                     "{text}: {n} x {k}, row {i}"
                                 );
                                 continue;
                             }
                             let (codes, scales) = (&codes[row * row_bytes..], &scales[row * groups..]);
                             let wanted = product(&book, codes, scales, x);
-                            assert_eq!(found.to_bits(), wanted.to_bits(), "{text}: {n} x {k}, row {i} of {m}");
+                            assert_eq!(value.to_bits(), wanted.to_bits(), "{text}: {n} x {k}, row {i} of {m}");
                             let terms = || x.iter().zip(&decoded).map(|(x, w)| f64::from(*x) * f64::from(*w));
                             let bound = terms().map(f64::abs).sum::<f64>() * f64::from(2.0f32.powi(-20));
-                            assert!((terms().sum::<f64>() - f64::from(found)).abs() <= bound, "{text}: {n} x {k}");
+                            assert!((terms().sum::<f64>() - f64::from(value)).abs() <= bound, "{text}: {n} x {k}");
                         }
                     }
                 }

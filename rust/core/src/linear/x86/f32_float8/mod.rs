@@ -376,8 +376,8 @@ mod tests {
                 // SAFETY: rows and columns are there.
                 panel.run(m, |row, values| unsafe { out.write(row, first, values) }).unwrap();
             }
-            let mut found = vec![0.0f32; m * n];
-            let mut values = ValuesMut::F32(&mut found);
+            let mut result = vec![0.0f32; m * n];
+            let mut values = ValuesMut::F32(&mut result);
             let out = Biased::new(Outputs::new(&mut values, n, level), bias);
             let product =
                 Product { minifloat: &minifloat, rows: &rows, x: arrange(&x, m).unwrap(), stride: x.stride, m };
@@ -390,7 +390,7 @@ mod tests {
                 }
             }
             let bits = |all: &[f32]| all.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
-            assert_eq!(bits(&found), bits(&wanted), "{label}, {level:?}: {m} rows of {k}");
+            assert_eq!(bits(&result), bits(&wanted), "{label}, {level:?}: {m} rows of {k}");
         }
     }
 
@@ -402,12 +402,12 @@ mod tests {
             for code in 0..=255u8 {
                 let wanted = decode_element(&Grid::of(format), 8, code.into(), &GroupScale::step(1.0));
                 assert_eq!(wanted.is_finite(), code | 0x80 <= minifloat.last, "{text}, code {code}");
-                let found = f64::from(number(code, minifloat.wide)) * exp2(minifloat.power);
+                let value = f64::from(number(code, minifloat.wide)) * exp2(minifloat.power);
                 let shift = if minifloat.wide { 8 } else { 7 };
                 let half = u16::from(code & 0x80) << 8 | u16::from(code & 0x7f) << shift;
                 let half = half::f16::from_bits(half).to_f32();
                 if wanted.is_finite() {
-                    assert_eq!(found.to_bits(), f64::from(wanted).to_bits(), "{text}, code {code}");
+                    assert_eq!(value.to_bits(), f64::from(wanted).to_bits(), "{text}, code {code}");
                     assert_eq!(half.to_bits(), number(code, minifloat.wide).to_bits(), "{text}, code {code}");
                 }
             }
