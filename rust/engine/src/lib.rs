@@ -23,7 +23,7 @@ mod tests;
 pub use decoder::{Decoder, Generation, Sampling};
 pub use encoder::Encoder;
 pub use error::{Error, ModelFault, Result, in_file, refuse};
-pub use tensors::{Codes, Held, Tensors};
+pub use tensors::{Codes, StoredTensor, Tensors};
 
 /// What networks of other crates are built of.
 pub mod parts {

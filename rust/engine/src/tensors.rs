@@ -66,7 +66,7 @@ pub struct Codes {
 
 /// A packed tensor as it lies in the file, or several of them that are one below the other.
 #[derive(Debug, PartialEq)]
-pub struct Held {
+pub struct StoredTensor {
     packing: Packing,
     codes: Buffer,
     scales: Buffer,
@@ -74,7 +74,7 @@ pub struct Held {
     levels: Buffer,
 }
 
-impl Held {
+impl StoredTensor {
     /// The codes of a matrix, row by row.
     ///
     /// # Errors
@@ -297,7 +297,7 @@ impl Tensors {
     }
 
     /// A packed matrix, its parts as they are; None for a plain tensor.
-    pub fn held(&self, name: &str) -> Result<Option<Held>> {
+    pub fn held(&self, name: &str) -> Result<Option<StoredTensor>> {
         let Entry::Packed(packing) = self.entry(name)? else { return Ok(None) };
         if packing.shape.len() != 2 || packing.axis != 1 {
             let (shape, axis) = (packing.shape.clone(), packing.axis);
@@ -308,7 +308,7 @@ impl Tensors {
 
     /// Packed matrices of as many columns as one, their rows one after the other. None where they are not packed alike, and
     /// where some of their parts belong to all rows of one of them.
-    pub(crate) fn held_together(&self, names: &[&str]) -> Result<Option<Held>> {
+    pub(crate) fn held_together(&self, names: &[&str]) -> Result<Option<StoredTensor>> {
         let mut all: Option<Packing> = None;
         for name in names {
             let Entry::Packed(packing) = self.entry(name)? else { return Ok(None) };
@@ -336,7 +336,7 @@ impl Tensors {
     }
 
     /// The parts of a packed tensor, or of several whose rows follow each other, in buffers that `take` gives.
-    fn parts(&self, names: &[&str], packing: &Packing, take: impl Fn(usize) -> Result<Buffer>) -> Result<Held> {
+    fn parts(&self, names: &[&str], packing: &Packing, take: impl Fn(usize) -> Result<Buffer>) -> Result<StoredTensor> {
         let part = |suffix: &str| {
             let bytes = |name: &&str| self.part(&format!("{name}{suffix}")).map_or(0, |(_, part)| part.bytes);
             let mut buffer = take(names.iter().map(bytes).fold(0, usize::saturating_add))?;
@@ -358,7 +358,7 @@ impl Tensors {
             _ => part(".codes")?,
         };
         let (scales, zeros, levels) = (part(".scales")?, part(".zeros")?, part(".levels")?);
-        Ok(Held { packing: packing.clone(), codes, scales, zeros, levels })
+        Ok(StoredTensor { packing: packing.clone(), codes, scales, zeros, levels })
     }
 
     /// A buffer beside the others that are held. The first call makes room for all packed tensors.

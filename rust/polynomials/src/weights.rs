@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use octavo_engine::{Error, Held, Result, Tensors};
+use octavo_engine::{Error, Result, StoredTensor, Tensors};
 
 use crate::config::Config;
 use crate::schema;
@@ -14,7 +14,7 @@ use crate::schema;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Weight {
     /// A matrix that is packed along its rows, as it lies in the file.
-    Packed(Arc<Held>),
+    Packed(Arc<StoredTensor>),
     /// Values, row-major; as many as the shape says.
     Plain(Arc<[f32]>),
 }

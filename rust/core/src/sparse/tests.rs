@@ -24,16 +24,19 @@ fn dense(width: u32, shape: Shape, zeros: u32, seed: u32) -> Vec<u8> {
     out
 }
 
-struct Held {
+struct Compressed {
     codes: Vec<u8>,
     bitmap: Vec<u64>,
     nonzero: u64,
 }
 
-fn compressed(codes: &[u8], width: u32, shape: Shape) -> Held {
+fn compressed(codes: &[u8], width: u32, shape: Shape) -> Compressed {
     let nonzero = count(codes, width, shape).unwrap();
-    let mut held =
-        Held { codes: vec![0; code_bytes(nonzero, width).unwrap()], bitmap: vec![0; shape.words().unwrap()], nonzero };
+    let mut held = Compressed {
+        codes: vec![0; code_bytes(nonzero, width).unwrap()],
+        bitmap: vec![0; shape.words().unwrap()],
+        nonzero,
+    };
     compress(codes, width, shape, nonzero, &mut held.codes, &mut held.bitmap).unwrap();
     held
 }

@@ -7,7 +7,7 @@ use octavo_core::Format;
 
 use crate::layers::{Added, Dense};
 use crate::packed::Weight;
-use crate::tensors::Held;
+use crate::tensors::StoredTensor;
 
 /// A linear layer whose weight stays packed, in the place of `candle_nn::Linear`.
 ///
@@ -38,7 +38,7 @@ impl PackedLinear {
         if let Some(bias) = bias.filter(|bias| bias.dims() != [outputs]) {
             bail!("a bias of shape {:?} beside a weight of shape {:?}", bias.shape(), weight.shape());
         }
-        let held = Held::encode(&values(weight)?, [outputs, inputs], format)?;
+        let held = StoredTensor::encode(&values(weight)?, [outputs, inputs], format)?;
         let bias = Added::Floats(bias.map(values).transpose()?.unwrap_or_default());
         let weight = Weight::Packed(Arc::new(held));
         Ok(Self::new(Dense { inputs, outputs, weight, bias, input: None, output: None, integer: false }))

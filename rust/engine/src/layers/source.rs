@@ -15,7 +15,7 @@ use crate::error::{Error, ModelFault, Result, refuse};
 use crate::file::{CONFIG, shown};
 use crate::norm::Norm;
 use crate::packed::{Matrix, Table, Weight};
-use crate::tensors::{Held, Tensors};
+use crate::tensors::{StoredTensor, Tensors};
 
 /// Key of the description of the layers in the metadata.
 const STRUCTURE: &str = "structure";
@@ -78,7 +78,7 @@ pub(crate) struct Source {
     /// Names of the tensors that were loaded.
     taken: RefCell<BTreeSet<String>>,
     /// Packed matrices that were loaded: layers that are tied share one.
-    held: RefCell<BTreeMap<String, Arc<Held>>>,
+    held: RefCell<BTreeMap<String, Arc<StoredTensor>>>,
 }
 
 impl Source {
@@ -138,7 +138,7 @@ impl Source {
     }
 
     /// A packed matrix as it lies in the file; none for a plain one.
-    fn held(&self, stored: &str) -> Result<Option<Arc<Held>>> {
+    fn held(&self, stored: &str) -> Result<Option<Arc<StoredTensor>>> {
         if let Some(held) = self.held.borrow().get(stored) {
             return Ok(Some(Arc::clone(held)));
         }

@@ -10,12 +10,12 @@ use std::sync::Arc;
 pub use matrix::Matrix;
 pub use table::Table;
 
-use crate::tensors::Held;
+use crate::tensors::StoredTensor;
 
 /// What a layer multiplies with.
 pub enum Weight {
     /// `[outputs, inputs]`, in the codes of the file.
-    Packed(Arc<Held>),
+    Packed(Arc<StoredTensor>),
     /// Plain numbers, the bias among them.
     Plain(Matrix),
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use octavo_core::{ValuesMut, linear};
 
 use crate::error::{Error, Result};
-use crate::tensors::Held;
+use crate::tensors::StoredTensor;
 
 /// Rows that ids look up.
 pub enum Table {
     /// Packed rows, their number and their width.
-    Packed(Arc<Held>, usize, usize),
+    Packed(Arc<StoredTensor>, usize, usize),
     /// Plain rows and their width.
     Plain(Vec<f32>, usize),
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::{CpuStorage, CustomOp1, Layout, Shape, bail};
 use octavo_core::linear::multiply_batch_invariant;
 use octavo_engine::parts::{Matrix, Weight};
-use octavo_engine::{Held, Result};
+use octavo_engine::{Result, StoredTensor};
 
 use super::ops::values;
 use super::workspace::{Place, Workspace};
@@ -27,7 +27,7 @@ impl Linear {
     /// # Errors
     /// [`octavo_core::Error::Shape`] where the parts of the weight do not fit the shape.
     pub(crate) fn packed(
-        weight: Arc<Held>,
+        weight: Arc<StoredTensor>,
         inputs: usize,
         outputs: usize,
         bias: &[f32],
