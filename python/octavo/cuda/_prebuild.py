@@ -1,6 +1,6 @@
-"""Compiles kernels in parallel processes: NVRTC compiles one at a time in each.
+"""Compiles kernels in parallel processes, because NVRTC compiles one kernel at a time per process.
 
-A worker reads one task a line on stdin and answers with one line of JSON.
+A worker reads one task per line on stdin and answers with one line of JSON.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def compile_all(
 ) -> Prebuilt:
     """Compile every program of ``formats`` for ``archs`` that the folder of compiled kernels lacks.
 
-    Raises SettingError where the cache is off or for less than one process, KernelCompileError for the first program
+    Raises SettingError if the cache is disabled or for less than one process, KernelCompileError for the first program
     that NVRTC refuses.
     """
     start = time.perf_counter()
@@ -87,7 +87,7 @@ def compile_all(
 
 
 def _tasks(archs: list[str], formats: list[Format]) -> Iterator[_Task]:
-    """Yield each program once; formats share some."""
+    """Yield each program once; some formats share programs."""
     seen = set()
     for arch in archs:
         for fmt in formats:
@@ -98,7 +98,7 @@ def _tasks(archs: list[str], formats: list[Format]) -> Iterator[_Task]:
 
 
 class _Worker:
-    """A process that compiles: a command of its own, since multiprocessing forks or reruns the main program."""
+    """A process that compiles. It is a separate command, because multiprocessing forks or reruns the main program."""
 
     def __enter__(self) -> _Worker:
         path = os.pathsep.join(folder for folder in sys.path if folder)
@@ -112,7 +112,7 @@ class _Worker:
         return self
 
     def compile(self, task: _Task) -> bool:
-        """Compile one program; returns whether that was needed."""
+        """Compile one program; return whether it was not in the cache."""
         requests, taken = self._process.stdin, self._process.stdout
         assert requests is not None and taken is not None  # both are pipes
         try:
@@ -134,12 +134,12 @@ class _Worker:
 
 
 def serve() -> None:
-    """Compile the task of each line of stdin, until it ends. Ctrl-C is left to the parent."""
+    """Compile the task of each line of stdin, until it ends. Ctrl-C is ignored here and handled by the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in sys.stdin:
         _, fmt, arch, position = json.loads(line)
         try:
             answer: dict[str, object] = {"compiled": _core._cuda_prebuild(_core.Format(fmt), arch, position)}
-        except Exception as error:  # whatever it is, the parent raises it
+        except Exception as error:  # the parent raises it
             answer = {"kind": type(error).__name__, "error": [str(argument) for argument in error.args]}
         print(json.dumps(answer), flush=True)

@@ -1,8 +1,8 @@
-"""NVIDIA GPUs of this machine, and kernels that are compiled or loaded ahead of their first use.
+"""NVIDIA GPUs of this machine, and compilation or loading of kernels before their first use.
 
-Kernels are CUDA C++. NVRTC compiles each at its first use, for the GPU that is there; a cache folder keeps the result.
-This needs NVIDIA's driver and NVRTC, which PyTorch for CUDA brings (otherwise ``pip install nvidia-cuda-nvrtc``). It
-needs no toolkit and no other compiler. Importing this module needs neither driver nor NVRTC, nor torch.
+Kernels are CUDA C++. NVRTC compiles each at its first use, for the present GPU; a cache folder stores the result. This
+needs NVIDIA's driver and NVRTC, which is part of PyTorch for CUDA (otherwise ``pip install nvidia-cuda-nvrtc``). It
+needs no toolkit and no other compiler. Importing this module needs neither driver nor NVRTC nor torch.
 
 NVRTC is searched in this order: ``OCTAVO_NVRTC``; a library that another package has loaded; NVIDIA's wheels beside the
 installed packages; ``CUDA_HOME``; the loader's path. Its major version is at most the driver's.
@@ -40,12 +40,12 @@ __all__ = [
 ]
 
 COMMON_ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
-"""What :func:`prebuild` compiles for on a machine without a GPU: A100, RTX 30, RTX 40 and L4, H100, B200, RTX 50."""
+"""Targets of :func:`prebuild` on a machine without a GPU: A100, RTX 30, RTX 40 and L4, H100, B200, RTX 50."""
 
 
 @dataclass(frozen=True)
 class Driver:
-    """NVIDIA's driver: the newest version of CUDA whose code it takes, and its own version where the system tells."""
+    """NVIDIA's driver: the newest version of CUDA that it supports, and its own version if the system reports it."""
 
     cuda: tuple[int, int]
     release: str | None
@@ -94,7 +94,7 @@ class Info:
 
 
 def info() -> Info:
-    """Look at driver, devices, NVRTC and the folder of compiled kernels. Raises nothing where they are missing."""
+    """Return driver, devices, NVRTC and the folder of compiled kernels. Missing parts raise no error."""
     facts = _core._cuda_info()
     return Info(
         driver=Driver(**facts["driver"]) if "driver" in facts else None,
@@ -106,7 +106,7 @@ def info() -> Info:
 
 
 def is_available() -> bool:
-    """Whether kernels run here: there are a driver, a device and NVRTC. :func:`info` tells what is missing."""
+    """Whether kernels can run here: there are a driver, a device and NVRTC. :func:`info` has the missing parts."""
     device_info = info()
     return device_info.compiler is not None and bool(device_info.devices)
 
@@ -114,12 +114,12 @@ def is_available() -> bool:
 def warmup(
     what: nn.Module | Format | str | Iterable[Format | str], device: torch.device | str | int | None = None
 ) -> int:
-    """Compile and load every kernel that some formats need on a device, so that no later call has to.
+    """Compile and load every kernel of some formats on a device, so that later calls need not.
 
-    ``what``: formats, or a model, whose layers' formats are taken. ``device``: default: the model's, else the
-    current one. Call it before a capture into a CUDA graph, which allows no loading. Returns the number of programs.
+    ``what``: formats, or a model with formats of its layers. ``device``: default: the model's, else the current one.
+    Call it before a capture into a CUDA graph, which does not allow loading. Returns the number of programs.
 
-    Raises CudaUnavailableError where there is no such device or no NVRTC, KernelCompileError, FormatError.
+    Raises CudaUnavailableError if the device or NVRTC is missing, KernelCompileError, FormatError.
     """
     named = _formats(what)
     return _core._cuda_warmup([fmt.core for fmt in named], _ordinal(device, what))
@@ -132,16 +132,16 @@ def prebuild(
     processes: int | None = None,
     progress: Callable[[int, int, str], object] | None = None,
 ) -> Prebuilt:
-    """Compile kernels into the folder of compiled kernels, in several processes: NVRTC compiles one at a time in each.
+    """Compile kernels into the folder of compiled kernels, in several processes.
 
-    ``archs``: such as ``"sm_90a"``; default: those of the GPUs of this machine, without one :data:`COMMON_ARCHS`.
-    ``formats``: default: all that :func:`octavo.tensors.formats` lists. ``processes``: default: one a core.
-    ``progress`` is called with kernels done, kernels in all, and the name of the last.
+    ``archs``: such as ``"sm_90a"``; default: those of the GPUs of this machine, or :data:`COMMON_ARCHS` without a GPU.
+    ``formats``: default: all of :func:`octavo.tensors.formats`. ``processes``: default: one per core. ``progress``:
+    called with the finished kernels, the number of kernels, and the name of the last one.
 
-    Needs NVRTC and no GPU. What is there already is not compiled again, whatever process or machine made it.
+    Needs NVRTC and no GPU. Kernels in the folder are not compiled again, also if another process or machine wrote them.
 
-    Raises CudaUnavailableError without NVRTC, KernelCompileError, FormatError, and SettingError for an architecture
-    that is none or where compiled kernels are not kept.
+    Raises CudaUnavailableError without NVRTC, KernelCompileError, FormatError, and SettingError for an unknown
+    architecture or without a folder of compiled kernels.
     """
     known = _core._cuda_archs()
     names = [archs] if isinstance(archs, str | int) else archs
@@ -177,7 +177,7 @@ def _formats(source: Any) -> list[Format]:
 
 
 def _ordinal(device: torch.device | str | int | None, source: object) -> int:
-    """Return the number of a device. Raises CudaUnavailableError for one that is no CUDA device."""
+    """Return the number of a CUDA device. Raises CudaUnavailableError for another device."""
     if isinstance(device, int) and not isinstance(device, bool):
         return device
     if device is None and hasattr(source, "buffers"):

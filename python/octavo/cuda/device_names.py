@@ -1,4 +1,4 @@
-"""Names of devices: ``cpu``, ``cuda`` and ``cuda:N``, read in one place and held against what torch finds."""
+"""Names of devices: ``cpu``, ``cuda`` and ``cuda:N``, parsed in one place and checked against torch's devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def parse_device(name: object) -> tuple[str, int | None]:
-    """Return kind and number of a device, given as a text or a ``torch.device``. Raises SettingError for another."""
+    """Return kind and number of a device, a text or a ``torch.device``. Raises SettingError for another value."""
     text = name if isinstance(name, str) else str(name) if type(name).__module__ == "torch" else ""
     kind, colon, number = text.partition(":")
     numbered = number.isascii() and number.isdigit() and len(number) < 4
@@ -24,7 +24,7 @@ def parse_device(name: object) -> tuple[str, int | None]:
 def torch_device(name: object) -> torch.device:
     """Return the device of a name; ``cuda`` is torch's current one.
 
-    Raises SettingError for a name that is none, CudaUnavailableError for a GPU that torch does not find.
+    Raises SettingError for an invalid name, CudaUnavailableError for a GPU that torch does not find.
     """
     import torch
 
@@ -43,7 +43,7 @@ def torch_device(name: object) -> torch.device:
 
 
 def best_device() -> torch.device:
-    """Return torch's current GPU where there is one, else the CPU."""
+    """Return torch's current GPU if there is one, else the CPU."""
     import torch
 
     return torch_device("cuda" if torch.cuda.is_available() else "cpu")

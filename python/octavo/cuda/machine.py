@@ -1,4 +1,4 @@
-"""The machine, described in one place: packages, processor, driver, GPUs, NVRTC, cache of kernels."""
+"""The description of the machine: packages, processor, driver, GPUs, NVRTC, cache of kernels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cpu() -> dict[str, Any]:
             name, _, value = line.partition(":")
             facts.setdefault(name.strip(), value.strip())
     except OSError:
-        pass  # not Linux: use what Python knows
+        pass  # not Linux: Python's platform module is used
     flags = set(facts.get("flags", "").split())
     return {
         "name": facts.get("model name") or platform.processor() or platform.machine(),
@@ -50,7 +50,7 @@ def cores() -> int:
 
 
 def computer(device: torch.device) -> dict[str, Any]:
-    """Return what a run on ``device`` computes on: system, cores, threads, instructions, GPU."""
+    """Return the hardware of a run on ``device``: system, cores, threads, instructions, GPU."""
     import torch
 
     return {
@@ -65,7 +65,7 @@ def computer(device: torch.device) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of what computes."""
+    """Return the versions of the software that affects results."""
     import numpy as np
     import torch
 
@@ -81,7 +81,7 @@ def versions() -> dict[str, str | None]:
 
 
 def packages() -> dict[str, str]:
-    """Return the versions of Octavo, Python and installed packages that matter; none is imported."""
+    """Return the versions of Octavo, Python and relevant installed packages, without importing them."""
     from octavo import __version__
 
     versions = {"octavo": __version__, "python": platform.python_version()}
@@ -109,7 +109,7 @@ def cpu_section() -> Section:
 
 
 def cuda_section(devices_info: Info) -> Section:
-    """The parts of CUDA, as lines of a report; of what is missing, why."""
+    """The parts of CUDA, as lines of a report; missing parts with the reason."""
     lines = []
     if devices_info.driver is not None:
         release = f"{devices_info.driver.release}, " if devices_info.driver.release else ""

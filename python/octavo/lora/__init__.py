@@ -1,7 +1,7 @@
 """Low-rank adapters on float, quantized and packed linear layers: y = W x + b + s B A dropout(x), W and b frozen.
 
-``insert`` puts adapters on a model, ``activate`` chooses one of several, ``fuse`` and ``unfuse`` move the active one
-into the weights and out again, ``commit`` makes that final, ``save_adapters`` and ``load_adapters`` keep one in a file.
+``insert`` adds adapters to a model, ``activate`` chooses one of several. ``fuse`` adds the active one to the weights,
+``unfuse`` undoes that, ``commit`` makes it final. ``save_adapters`` and ``load_adapters`` write and read a file.
 Source: Hu et al., LoRA, 2021 (https://arxiv.org/abs/2106.09685), section 4.1.
 """
 

@@ -1,7 +1,7 @@
 """The modules: one low-rank update, and the named updates of one layer.
 
-A layer keeps its class, its parameters and their names. It gains a submodule ``lora`` and a forward hook that adds the
-active update to its output, so that whatever reads the model (selectors, state dicts, tied weights) sees it as before.
+A layer keeps its class, its parameters and their names. It gets a submodule ``lora`` and a forward hook that adds the
+active update to its output. Therefore selectors, state dicts and tied weights work as before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Adapter(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Make the update of a layer from ``in_features`` to ``out_features``; :meth:`reset` gives A its values."""
+        """Create the update of a layer from ``in_features`` to ``out_features``; :meth:`reset` initialises A and B."""
         super().__init__()
         self.config = config
         self.scaling = config.scaling
@@ -40,7 +40,7 @@ class Adapter(nn.Module):
         self.B = nn.Parameter(torch.empty(out_features, config.rank, dtype=dtype, device=device))
 
     def reset(self, generator: torch.Generator | None = None) -> None:
-        """Give A random values and B zeros."""
+        """Initialise A with random values and B with zeros."""
         nn.init.kaiming_uniform_(self.A, a=math.sqrt(5), generator=generator)
         nn.init.zeros_(self.B)
 
@@ -57,23 +57,23 @@ class Adapter(nn.Module):
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The attributes of a layer before fusing: the very objects, by name."""
+class OriginalAttributes:
+    """The attributes of a layer before fusing, by name: the same objects, not copies."""
 
     attributes: dict[str, Any]
 
 
 class Adapters(nn.Module):
-    """The named updates of one layer; ``active`` names the one that works, None for none.
+    """The named updates of one layer. ``active``: name of the active one, or None.
 
-    ``kept`` holds the weight from before fusing, None while nothing is fused.
+    ``original``: attributes of the layer before fusing, None while nothing is fused.
     """
 
     def __init__(self) -> None:
         """Begin without updates."""
         super().__init__()
         self.active: str | None = None
-        self.kept: Kept | None = None
+        self.original: OriginalAttributes | None = None
         self.handle: Any = None
 
     def names(self) -> list[str]:
@@ -86,7 +86,7 @@ class Adapters(nn.Module):
         self.handle = layer.register_forward_hook(_add_update, with_kwargs=True)
 
     def detach(self, layer: nn.Module) -> None:
-        """Leave ``layer`` as it was before :meth:`attach`."""
+        """Undo :meth:`attach`."""
         self.handle.remove()
         delattr(layer, ATTRIBUTE)
 
@@ -94,7 +94,7 @@ class Adapters(nn.Module):
 def _add_update(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Tensor) -> Tensor:
     own = layer.lora
     assert isinstance(own, Adapters)
-    if own.active is None or own.kept is not None:
+    if own.active is None or own.original is not None:
         return y
     x = args[0] if args else kwargs["input"]
     return y + getattr(own, own.active)(x).to(y.dtype)

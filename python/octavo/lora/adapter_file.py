@@ -1,4 +1,4 @@
-"""Adapters in a file of their own, bound to the base they were trained on."""
+"""Adapters in a separate file, bound to the base model by its hash."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def save_adapters(
 ) -> None:
     """Write one adapter to a safetensors file: A and B of every layer, its options, and the base's hash.
 
-    ``name``: which adapter; None: the active one. Modules that ``train=`` names are in the file, too. The tensors are
-    called ``LAYER.lora.A``, ``LAYER.lora.B`` and by their own names. ``overwrite=False`` refuses an existing file.
-    Raises ModelError for a name that no layer has; else as :func:`octavo.save`.
+    ``name``: name of the adapter; None: the active one. Modules that ``train=`` names are in the file too. The tensors
+    are called ``LAYER.lora.A`` and ``LAYER.lora.B``; those of trained modules keep their names. ``overwrite=False``
+    refuses an existing file. Raises ModelError for a name that no layer has, and the errors of :func:`octavo.save`.
     """
     layers = adapters(model)
     name = name or next((own.active for own in layers.values() if own.active), None)
@@ -57,11 +57,11 @@ def load_adapters(
 ) -> nn.Module:
     """Return the model with the adapter of a file, active.
 
-    ``model``: the base that the adapter was trained on, with or without other adapters. ``name``: what to call it;
-    None: as it was called. ``inplace=False`` works on a copy.
+    ``model``: the base that the adapter was trained on, with or without other adapters. ``name``: the new name; None:
+    the name in the file. ``inplace=False`` works on a copy.
 
-    Raises ContainerError where the file holds no adapter, was made for another base, or does not fit it, naming the
-    tensor, before the model is changed; else as :func:`insert` and :func:`octavo.load`.
+    Raises ContainerError, before the model is changed, if the file has no adapter, was written for another base, or
+    does not fit it, naming the tensor; also the errors of :func:`insert` and :func:`octavo.load`.
     """
     file = os.fspath(path)
     metadata = container.metadata(path)
@@ -94,9 +94,10 @@ def load_adapters(
 
 @checks_arguments
 def base_hash(model: nn.Module, config: LoraConfig | None = None) -> str:
-    """Return the SHA-256, in hexadecimal, of the model's state without adapters and without what ``config`` trains.
+    """Return the SHA-256, in hexadecimal, of the model's state without adapters and without modules ``config`` trains.
 
-    Names, dtypes, shapes and bytes count; of packed layers those of the codes. A fused model counts as before fusing.
+    It covers names, dtypes, shapes and bytes; for packed layers those of the codes. A fused model has the hash it had
+    before fusing.
     """
     state = model.state_dict()
     skipped = [f"{place}." if place else "" for place in (trained_paths(model, config) if config else [])]
@@ -104,8 +105,8 @@ def base_hash(model: nn.Module, config: LoraConfig | None = None) -> str:
         if isinstance(own, Adapters):
             prefix = path.removesuffix(ATTRIBUTE)
             skipped.append(f"{path}.")
-            if own.kept is not None:
-                state |= _kept_state(prefix, own.kept.attributes)
+            if own.original is not None:
+                state |= _original_state(prefix, own.original.attributes)
     digest = hashlib.sha256()
     for key in sorted(state):
         if key.startswith(tuple(skipped)):
@@ -119,8 +120,8 @@ def base_hash(model: nn.Module, config: LoraConfig | None = None) -> str:
     return digest.hexdigest()
 
 
-def _kept_state(prefix: str, attributes: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return what a fused layer had, by the names of the state dict."""
+def _original_state(prefix: str, attributes: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the original tensors of a fused layer, by the names of the state dict."""
     state: dict[str, Tensor] = {}
     for name, value in attributes.items():
         if isinstance(value, PackedTensor):
@@ -139,7 +140,7 @@ def _part(place: str, part: str) -> str:
 
 
 def _trained(model: nn.Module, config: LoraConfig) -> dict[str, Tensor]:
-    """Return the tensors of the modules trained whole, by their names in the model."""
+    """Return the tensors of the fully trained modules, by their names in the model."""
     return {
         f"{place}.{key}" if place else key: value
         for place in trained_paths(model, config)
@@ -150,7 +151,7 @@ def _trained(model: nn.Module, config: LoraConfig) -> dict[str, Tensor]:
 def _checked(
     model: nn.Module, tensors: Mapping[str, Tensor | PackedTensor], config: LoraConfig, file: str
 ) -> dict[str, Tensor]:
-    """Return the file's tensors. Raises ContainerError where they are not the ones that the model needs."""
+    """Return the file's tensors. Raises ContainerError if they are not the tensors that the model needs."""
     plain: dict[str, Tensor] = {}
     wanted = {key: tuple(value.shape) for key, value in _trained(model, config).items()}
     for place in target_paths(model, config):

@@ -1,4 +1,4 @@
-"""Moving the active adapter into the weights, and out again."""
+"""Fusing of the active adapter into the weights, and its undoing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from octavo.data.batches import call_numbered, tensors_in
 from octavo.errors import ModelError, NonFiniteError, OctavoError
-from octavo.lora.adapter import Adapters, Kept, adapters
+from octavo.lora.adapter import Adapters, OriginalAttributes, adapters
 from octavo.lora.insert import refuse_fused
 from octavo.nn import PackedLinear, Quantizer, QuantLinear
 from octavo.nn.masks import masked_layers
@@ -24,9 +24,9 @@ from octavo.tensors.packed_tensor import PackedTensor
 class FusedLayer:
     """The effect of fusing on one layer.
 
-    ``update``: Frobenius norm of the adapter's matrix over that of the weight. ``lost``: norm of what rounding to the
-    format, or to a float of 16 bits, changed, over the norm of the adapter's matrix; 0 for wider floats.
-    ``codes_changed``: share of the weight's codes that are others now, None for a float weight.
+    ``update``: Frobenius norm of the adapter's matrix over that of the weight. ``lost``: norm of the rounding error of
+    the format, or of a 16-bit float, over the norm of the adapter's matrix; 0 for wider floats. ``codes_changed``:
+    share of the weight's codes that changed, None for a float weight.
     """
 
     path: str
@@ -38,8 +38,8 @@ class FusedLayer:
 
 @dataclass(frozen=True)
 class FuseReport:
-    """Result of fusing: ``layers``, ``output_change``, the largest absolute difference of the model's outputs on the
-    given samples over their largest magnitude, before against after; None without samples.
+    """The result of fusing. ``output_change``: the largest absolute change of the model's outputs on the given samples,
+    divided by their largest magnitude; None without samples.
     """
 
     layers: tuple[FusedLayer, ...]
@@ -49,16 +49,16 @@ class FuseReport:
 @torch.no_grad()
 @checks_arguments
 def fuse(model: nn.Module, *, samples: Any = None) -> FuseReport:
-    """Add the active adapter to the weights of its layers, in place, and let it rest.
+    """Add the active adapter to the weights of its layers, in place, and disable it.
 
-    Float weights become ``W + scaling * B A``, rounded once. Weights of quantized and packed layers are decoded, added
-    to and quantized again, their scales chosen anew; what that costs is in the report. ``samples``: a batch (dict for
-    keywords, tuple or list for several arguments, else the one argument) whose outputs are compared. The old weights
-    are kept until :func:`commit`, so the model takes more memory, and :func:`unfuse` restores them bit for bit. Save
-    the state dict of a fused model after :func:`commit`: before, it holds the adapters too.
+    Float weights become ``W + scaling * B A``, rounded once. Weights of quantized and packed layers are decoded, summed
+    and quantized again with new scales; the report has the rounding errors. ``samples``: a batch (dict for keywords,
+    tuple or list for several arguments, else the one argument) whose outputs are compared. The old weights are stored
+    until :func:`commit`, which takes memory, and :func:`unfuse` restores them bit for bit. Save the state dict of a
+    fused model after :func:`commit`, because before it contains the adapters too.
 
-    Raises ModelError where no adapter is active, one is fused already or a layer has masks, NonFiniteError where a sum
-    is NaN or beyond the weight's dtype, with the layer's name. If anything fails the model is as it was.
+    Raises ModelError if no adapter is active, if one is fused already or if a layer has masks, NonFiniteError, with the
+    layer's name, if a sum is NaN or beyond the weight's dtype. After an error the model is unchanged.
     """
     layers = adapters(model)
     refuse_fused(layers, "fusing again")
@@ -89,19 +89,19 @@ def _refuse_masks(model: nn.Module, layers: Mapping[str, Adapters]) -> None:
 @torch.no_grad()
 @checks_arguments
 def unfuse(model: nn.Module) -> None:
-    """Undo :func:`fuse`, in place: the weights are the tensors from before it, and the adapter works again.
+    """Undo :func:`fuse`, in place: restore the original weight tensors, and enable the adapter again.
 
-    Raises ModelError where nothing is fused.
+    Raises ModelError if nothing is fused.
     """
     _restore(model, _fused(model, "unfuse"))
 
 
 @checks_arguments
 def commit(model: nn.Module) -> None:
-    """Make :func:`fuse` final, in place: adapters and kept weights go, and plain layers of the old names remain.
+    """Make :func:`fuse` final, in place: remove adapters and stored weights; plain layers with their old names remain.
 
-    Every adapter of the model goes, also those that were not active. Parameters stay frozen as they are; thaw them with
-    ``requires_grad_``. Raises ModelError where nothing is fused.
+    All adapters of the model are removed, also inactive ones. Frozen parameters stay frozen; ``requires_grad_`` changes
+    that. Raises ModelError if nothing is fused.
     """
     _fused(model, "commit")
     for path, own in adapters(model).items():
@@ -109,19 +109,19 @@ def commit(model: nn.Module) -> None:
 
 
 def _fused(model: nn.Module, verb: str) -> dict[str, Adapters]:
-    fused = {path: own for path, own in adapters(model).items() if own.kept is not None}
+    fused = {path: own for path, own in adapters(model).items() if own.original is not None}
     if not fused:
         raise ModelError(f"lora: nothing to {verb}; fuse comes first")
     return fused
 
 
 def _restore(model: nn.Module, layers: Mapping[str, Adapters]) -> None:
-    """Give layers what they had before fusing; those not fused stay."""
+    """Restore the original attributes of fused layers; other layers do not change."""
     for path, own in layers.items():
-        if own.kept is not None:
-            for name, value in own.kept.attributes.items():
+        if own.original is not None:
+            for name, value in own.original.attributes.items():
                 setattr(model.get_submodule(path), name, value)
-            own.kept = None
+            own.original = None
 
 
 def _fuse_layer(path: str, layer: nn.Module, own: Adapters) -> FusedLayer:
@@ -144,8 +144,8 @@ def _fuse_float(path: str, layer: nn.Linear, own: Adapters, delta: Tensor) -> Fu
     wanted = old.double() + delta
     new = _finite(wanted, old.dtype)
     lost = _ratio(new.double() - wanted, delta) if old.dtype.itemsize < 4 else 0.0
-    own.kept = Kept({"weight": old})
-    # A new Parameter: whatever is tied to the old one keeps it.
+    own.original = OriginalAttributes({"weight": old})
+    # A new Parameter, because tied layers keep the old one.
     layer.weight = nn.Parameter(new, requires_grad=False)
     return FusedLayer(path, None, _ratio(delta, old), lost, None)
 
@@ -168,20 +168,20 @@ def _fuse_packed(path: str, layer: PackedLinear, own: Adapters, delta: Tensor) -
     before = old.decode(torch.float32)
     wanted = before.double() + delta
     new = encode(_finite(wanted, old.dtype), old.format, axis=old.axis, scale=old.scale)
-    own.kept = Kept({"weight": old})
+    own.original = OriginalAttributes({"weight": old})
     layer.weight = new
     return _rounded(path, old, new, wanted, before, delta)
 
 
 def _fuse_quantized(path: str, layer: QuantLinear, quantizer: Quantizer, own: Adapters, delta: Tensor) -> FusedLayer:
-    """The sum goes into the float weight, and a quantizer of its own chooses fixed scales anew."""
+    """Store the sum in the float weight, with a new quantizer whose static scales are chosen again."""
     weight = layer.weight
     old = quantizer.encode(weight.detach())
     before = old.decode(torch.float32)
     wanted = before.double() + delta
     summed = _finite(wanted, weight.dtype)
     new = encode(summed, old.format, axis=old.axis, scale=old.scale)
-    own.kept = Kept({"weight": weight, "weight_quantizer": quantizer})
+    own.original = OriginalAttributes({"weight": weight, "weight_quantizer": quantizer})
     layer.weight = nn.Parameter(summed, requires_grad=False)
     if quantizer.is_static:
         layer.weight_quantizer = _with_scales(quantizer, new)
@@ -215,7 +215,7 @@ def _change(before: list[Tensor], after: list[Tensor]) -> float:
 
 
 def _outputs(model: nn.Module, batch: Any) -> list[Tensor]:
-    """Return the float tensors of the model's output on a batch, in eval mode, which is put back."""
+    """Return the float tensors of the model's output on a batch, in evaluation mode; modes are restored."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

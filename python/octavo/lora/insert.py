@@ -1,4 +1,4 @@
-"""Putting adapters on a model, and choosing which one works."""
+"""Insertion of adapters into a model, and the choice of the active one."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def insert(
     generator: torch.Generator | None = None,
     **options: Any,
 ) -> nn.Module:
-    """Return the model with a new adapter on its linear layers, active; everything else but ``train`` is frozen.
+    """Return the model with a new active adapter on its linear layers; all parameters outside ``train`` are frozen.
 
-    ``config`` or ``options``: see :class:`LoraConfig`; ``rank`` is required. ``name``: of the adapter; a model may have
-    several, one of which works at a time (:func:`activate`). ``inplace=False`` works on a copy. ``generator``: source
-    of A's random values. Layers may be ``nn.Linear``, ``QuantLinear`` or ``PackedLinear``; A and B have the dtype of
-    the weight. No output changes: B is zero. What is trained is rank * (in + out) a layer, and all of ``train``.
+    ``config`` or ``options``: see :class:`LoraConfig`; ``rank`` is required. ``name``: name of the adapter; a model may
+    have several, one of which is active (:func:`activate`). ``inplace=False`` works on a copy. ``generator``: source of
+    A's random values. Layers may be ``nn.Linear``, ``QuantLinear`` or ``PackedLinear``; A and B have the dtype of the
+    weight. B is zero, so no output changes. Trained are rank * (in + out) numbers per layer, and all of ``train``.
 
-    Raises ModelError for an unknown option, a name that is taken, selectors that match nothing, layers that no adapter
-    goes on, a rank above both sides of a layer, fused models, and one that TorchScript compiled (such a module inside
-    a model stays as it is); DTypeError for what is no model, configuration or generator. Source: LoRA section 4.1.
+    Raises ModelError for an unknown option, a name in use, selectors that match nothing, layers that cannot be adapted,
+    a rank above both sides of a layer, fused models, and models compiled by TorchScript (a compiled submodule is not
+    adapted); DTypeError for a wrong type of model, configuration or generator. Source: LoRA section 4.1.
     """
     if generator is not None and not isinstance(generator, torch.Generator):
         raise DTypeError(f"lora: generator is {generator!r}; accepted are a torch.Generator and None")
@@ -51,7 +51,7 @@ def insert(
 
 
 def add_empty(model: nn.Module, config: LoraConfig, name: str, *, inplace: bool) -> nn.Module:
-    """Return the model with a new adapter whose A and B have no values yet, active; arguments as for :func:`insert`."""
+    """Return the model with a new active adapter whose A and B are not initialised; arguments as for :func:`insert`."""
     if not isinstance(model, nn.Module):
         raise DTypeError(f"lora: adapters go on a torch.nn.Module, got {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule):
@@ -80,7 +80,7 @@ def add_empty(model: nn.Module, config: LoraConfig, name: str, *, inplace: bool)
 
 @checks_arguments
 def activate(model: nn.Module, name: str | None) -> None:
-    """Let the adapter ``name`` work and be trained, and no other; None: the model as it was before any adapter.
+    """Make ``name`` the only active and trainable adapter; None: deactivate all.
 
     Raises ModelError for a name that no layer has, and for fused models.
     """
@@ -92,7 +92,7 @@ def activate(model: nn.Module, name: str | None) -> None:
     for parameter in model.parameters():
         if parameter.is_leaf:
             parameter.requires_grad_(False)
-        else:  # a copy of one of a module that TorchScript compiled
+        else:  # a copy of a parameter of a module compiled by TorchScript
             parameter.detach_()
     for own in layers.values():
         own.active = name if name in own.names() else None
@@ -107,14 +107,14 @@ def activate(model: nn.Module, name: str | None) -> None:
 
 
 def refuse_fused(layers: Mapping[str, Adapters], action: str) -> None:
-    """Raise ModelError where a layer's adapter is in its weight."""
-    fused = next((path for path, own in layers.items() if own.kept is not None), None)
+    """Raise ModelError if a layer's adapter is fused into its weight; ``action`` would need it separate."""
+    fused = next((path for path, own in layers.items() if own.original is not None), None)
     if fused is not None:
         raise ModelError(f"lora: {fused}: the adapter is fused, so that {action} would mix two; unfuse or commit first")
 
 
 def _check_rank(path: str, layer: nn.Linear | PackedLinear, rank: int) -> None:
-    """Refuse a rank above both sides. One above the smaller side is allowed: one rank serves a whole model."""
+    """Refuse a rank above both sides. A rank above the smaller side is accepted, because all layers share one rank."""
     largest = max(layer.in_features, layer.out_features)
     if rank > largest:
         raise ModelError(

@@ -19,9 +19,9 @@ class LoraConfig:
 
     ``rank``: columns of B and rows of A, at least 1. ``alpha``: the update is scaled by alpha / rank, with ``rslora``
     by alpha / sqrt(rank) (Kalajdzievski, 2023, https://arxiv.org/abs/2312.03732); None takes the rank, a scaling of 1.
-    ``targets``: selectors of the linear layers adapted. ``train``: selectors of modules that are trained whole instead,
-    such as a new head; they are never adapted. ``dropout``: share of the adapter's input set to 0 in training, 0 to 1
-    (exclusive).
+    ``targets``: selectors of the linear layers to adapt. ``train``: selectors of modules that are fully trained
+    instead, such as a new head; they are not adapted. ``dropout``: share of the adapter's input set to 0 in training, 0
+    to 1 (exclusive).
 
     Raises ModelError for values outside these ranges.
     """
@@ -54,9 +54,9 @@ class LoraConfig:
     @classmethod
     @checks_arguments
     def of(cls, config: LoraConfig | Mapping[str, Any] | None = None, **options: Any) -> LoraConfig:
-        """Return a configuration from one, a mapping, or options that add to it.
+        """Return a configuration from a configuration or a mapping, updated by options.
 
-        Raises DTypeError for other kinds, ModelError for an unknown key, with the nearest known one.
+        Raises DTypeError for other types, ModelError for an unknown key, with the nearest known one.
         """
         if isinstance(config, LoraConfig):
             config = asdict(config)

@@ -1,4 +1,4 @@
-"""Adapters as passes of a pipeline of :mod:`octavo.graph`: put on, and moved into the weights for good."""
+"""Adapters as passes of a pipeline of :mod:`octavo.graph`: insertion, and final fusing into the weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from octavo.lora.lora_config import LoraConfig
 
 @dataclass(frozen=True)
 class LoraPassConfig(LoraConfig):
-    """The options of an adapter; ``name`` of it; ``seed`` of A's random values."""
+    """The options of an adapter, its ``name``, and the ``seed`` of A's random values."""
 
     name: str = DEFAULT
     seed: int = 0
@@ -30,7 +30,7 @@ class LoraPassConfig(LoraConfig):
             raise ModelError(f"lora: seed is {self.seed!r}; accepted are whole numbers from 0")
 
     def adapter(self) -> LoraConfig:
-        """Return the options of the adapter alone."""
+        """Return only the options of the adapter."""
         own: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(LoraConfig)}
         return LoraConfig(**own)
 

@@ -1,4 +1,4 @@
-"""Which layers are adapted, and which modules are trained whole."""
+"""Selection of the layers to adapt and of the modules to train fully."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from octavo.recipe import Selector, parse_selector
 
 
 def target_paths(model: nn.Module, config: LoraConfig) -> list[str]:
-    """Return the paths of the linear layers to adapt: those that targets select and train does not.
+    """Return the paths of the linear layers to adapt: those selected by ``targets`` and not by ``train``.
 
-    Raises ModelError for a selector that selects none, and for layers that no adapter goes on.
+    Raises ModelError for a selector that selects no layer, and for layers that cannot be adapted.
     """
     whole = trained_paths(model, config)
     paths = [path for path in _select(model, config.targets, _is_linear, "linear layer") if not _inside(path, whole)]
@@ -32,9 +32,9 @@ def target_paths(model: nn.Module, config: LoraConfig) -> list[str]:
 
 
 def trained_paths(model: nn.Module, config: LoraConfig) -> list[str]:
-    """Return the paths of the modules that are trained whole.
+    """Return the paths of the modules that are fully trained.
 
-    Raises ModelError for a selector that selects nothing to train, and for what cannot be trained.
+    Raises ModelError for a selector that selects nothing to train, and for modules that cannot be trained.
     """
     paths = _select(model, config.train, _has_parameters, "module with parameters")
     for path in paths:
@@ -47,7 +47,7 @@ def trained_paths(model: nn.Module, config: LoraConfig) -> list[str]:
 
 
 def as_linear(module: nn.Module) -> nn.Linear | PackedLinear:
-    """Return a layer that an adapter goes on, as what it is."""
+    """Return a module as a layer that can be adapted."""
     assert isinstance(module, nn.Linear | PackedLinear)
     return module
 
@@ -61,7 +61,7 @@ def _has_parameters(module: nn.Module) -> bool:
 
 
 def _refuse_ties(model: nn.Module, paths: list[str]) -> None:
-    """Raise ModelError where training a module would change the frozen base through a tied parameter."""
+    """Raise ModelError if training a module would change the frozen base through a tied parameter."""
     names = list(model.named_parameters(remove_duplicate=False))
     aliases = _aliases(model)
     places = [alias for path in paths for alias in aliases[path]]
@@ -73,10 +73,10 @@ def _refuse_ties(model: nn.Module, paths: list[str]) -> None:
 
 
 def _select(model: nn.Module, texts: tuple[str, ...], fits: Callable[[nn.Module], bool], label: str) -> list[str]:
-    """Return the paths of the modules that any of the selectors means and that fit, in the model's order.
+    """Return the paths of the modules that fit and match a selector, in the model's order.
 
-    A module at several places answers to each of its paths. Adapters are left out, and so is what
-    ``nn.MultiheadAttention`` holds: it reads weights past their modules.
+    A module with several paths matches by each of them. Adapters are excluded, and so are modules inside
+    ``nn.MultiheadAttention``, which reads their weights without calling them. ``label``: names the modules in errors.
     """
     own = [_join(path, ATTRIBUTE) for path in adapters(model)]
     modules = {path: module for path, module in model.named_modules() if not _inside(path, own)}
@@ -100,7 +100,7 @@ def _select(model: nn.Module, texts: tuple[str, ...], fits: Callable[[nn.Module]
 def _nothing(
     text: str, selector: Selector, modules: Mapping[str, nn.Module], aliases: Mapping[str, list[str]], label: str
 ) -> str:
-    """Say why a selector selects nothing."""
+    """Return the error message of a selector that selects nothing."""
     classes = {path: _class_names(module) for path, module in modules.items()}
     matches = _matching(selector, classes, aliases)
     if not matches:
@@ -116,7 +116,7 @@ def _nothing(
 
 
 def _nearest(pattern: str, names: list[str], count: int = 3) -> list[str]:
-    """Return the names most like a pattern, in full or in the part after the last dot."""
+    """Return the names most similar to a pattern, compared in full or after the last dot."""
 
     def likeness(name: str) -> float:
         pairs = ((pattern, name), (pattern.rpartition(".")[2], name.rpartition(".")[2]))
@@ -143,7 +143,7 @@ def _matching(selector: Selector, classes: Mapping[str, set[str]], aliases: Mapp
 
 
 def _class_names(module: nn.Module) -> set[str]:
-    """Class names a selector may use: a packed layer also answers to those of the layer it replaces."""
+    """Return the class names by which a selector may match; a packed layer also has those of its float layer."""
     lines = [type(module), *([module.replaces] if isinstance(module, PackedLayer) else [])]
     return {cls.__name__ for line in lines for cls in line.__mro__}
 

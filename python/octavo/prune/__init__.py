@@ -1,7 +1,8 @@
-"""Pruning: masks on a model's weights by a criterion, and which parts of a model go together when they are taken out.
+"""Pruning: masks on a model's weights by a criterion, and removal of parts by dependency groups.
 
-``prune_model`` puts masks on, ``callback`` grows them in training, ``report`` counts them, ``fold_model`` leaves plain
-zeros. ``groups`` tells the heads, neurons and layers of a model, and ``compact_model`` takes out those that are zero.
+``prune_model`` adds masks, ``callback`` grows them in training, ``report`` counts them, ``fold_model`` turns them into
+plain zeros. ``groups`` returns the heads, neurons and layers of a model, and ``compact_model`` removes those that are
+zero.
 """
 
 from octavo.prune.activation_pruning import activation_report, prune_activations, restore_activations

@@ -1,7 +1,7 @@
-"""Pruning of activations: the small inputs of layers become 0. An option apart from pruning weights, and a baseline.
+"""Pruning of activations: small inputs of layers become 0. Independent of weight pruning, and a baseline.
 
-``calibrated``: one threshold a layer, found in calibration data. ``quantile``: the threshold is a quantile of each
-input as it comes, as MASE's toolkit prunes by default; every forward pass pays for finding it.
+``calibrated``: one threshold per layer, from calibration data. ``quantile``: the threshold is a quantile of each input,
+as in MASE's toolkit by default; every forward pass computes it.
 """
 
 from __future__ import annotations
@@ -41,16 +41,18 @@ def prune_activations(
     inplace: bool = False,
     progress: bool | Progress = True,
 ) -> nn.Module:
-    """Return the model with the share ``sparsity`` of each target's smallest inputs set to 0, trained or evaluated.
+    """Return the model with the share ``sparsity`` of each target's smallest inputs set to 0.
 
-    ``method``: ``calibrated``, a fixed threshold of |x| from ``calibration`` batches, found while nothing is cut (to
-    the error of :func:`octavo.graph.tensor_statistics`; other data meets the share nearly), or ``quantile``, which
-    needs none and meets it exactly but for ties, at the cost of a selection in every forward pass. ``targets``:
-    selectors of a recipe; None: every linear and convolutional layer. Weights stay as they are;
-    :func:`restore_activations` takes it off. Model folders and the engine do not hold it. :func:`activation_report`
-    measures shares and time.
+    This holds in training and in evaluation mode.
 
-    Raises ModelError for options that do not fit, CalibrationError for data that is missing or did not reach a layer.
+    ``method`` ``calibrated``: a fixed threshold of |x| from ``calibration`` batches, measured without pruning (within
+    the error of :func:`octavo.graph.tensor_statistics`); on other data the share is approximate. ``quantile``: needs no
+    data and meets the share exactly except for ties, at the cost of a selection in every forward pass. ``targets``:
+    selectors of a recipe; None: every linear and convolutional layer. Weights do not change.
+    :func:`restore_activations` removes the thresholds. Model folders and the engine do not store them.
+    :func:`activation_report` measures shares and time.
+
+    Raises ModelError for invalid options, CalibrationError for missing data and for data that does not reach a layer.
     """
     if method not in METHODS:
         raise ModelError(f"unknown method {method!r}; accepted are {', '.join(METHODS)}")
@@ -61,19 +63,19 @@ def prune_activations(
     if not inplace:
         model = deep_copy(model)
     restore_activations(model)
-    found = (
+    thresholds = (
         _thresholds(model, paths, share, Batches(calibration, samples), Stages(progress))
         if method == METHODS[0]
         else {}
     )
     for path in paths:
-        InputThreshold(share, found.get(path)).attach(model.get_submodule(path))
+        InputThreshold(share, thresholds.get(path)).attach(model.get_submodule(path))
     return model
 
 
 @checks_arguments
 def restore_activations(model: nn.Module) -> None:
-    """Take the thresholds of :func:`prune_activations` off a model, in place."""
+    """Remove the thresholds of :func:`prune_activations` from a model, in place."""
     for _, layer, own in list(input_thresholds(model)):
         own.detach(layer)
 
@@ -105,11 +107,10 @@ def _thresholds(model: nn.Module, paths: list[str], share: float, batches: Batch
 
 @checks_arguments
 def activation_report(model: nn.Module, batches: Iterable[Any], *, repeats: int = 5) -> Report:
-    """Return for each layer with a threshold the share of its inputs that was 0 and that it made 0, over ``batches``.
+    """Return for each layer with a threshold the share of zeros in its inputs before and after, over ``batches``.
 
-    The last row is the model: the median milliseconds of a pass over the batches with thresholds and without, measured
-    here, after one pass each; zeros among activations save no time by themselves. Raises ModelError where no layer has
-    a threshold.
+    The last row is the model: the median milliseconds of a pass over the batches with and without thresholds, after one
+    warm-up pass each. Zero activations alone save no time. Raises ModelError if no layer has a threshold.
     """
     if repeats < 1:
         raise ModelError(f"repeats is {repeats}; accepted are whole numbers of at least 1")
@@ -122,8 +123,8 @@ def activation_report(model: nn.Module, batches: Iterable[Any], *, repeats: int 
 
     def watch(path: str) -> Any:
         def see(own: nn.Module, arguments: tuple[Tensor], result: Tensor) -> None:
-            told = (result.numel(), int((arguments[0] == 0).sum()), int((result == 0).sum()))
-            counts[path] = [before + now for before, now in zip(counts[path], told, strict=True)]
+            numbers = (result.numel(), int((arguments[0] == 0).sum()), int((result == 0).sum()))
+            counts[path] = [before + now for before, now in zip(counts[path], numbers, strict=True)]
 
         return see
 

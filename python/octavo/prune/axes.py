@@ -1,8 +1,8 @@
-"""Axes of tensors as products of parts, and which parts of which tensors are one and the same: a union-find.
+"""Axes of tensors as products of parts, with a union-find of parts that are identical across tensors.
 
-The last axis of a query is ``[heads, head]`` once a view has split it; a head of the query is a head of the key where
-both are multiplied head by head. A part that is normalized, summed or looked at as a whole is *mixed*: none of its
-indices can be removed on its own.
+After a view has split it, the last axis of a query is ``[heads, head]``. A head of the query is identified with a head
+of the key if both are multiplied head by head. A part that is normalized, summed or read as a whole is *mixed*: none of
+its indices can be removed alone.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import TypeAlias
 class Part:
     """One factor of an axis, of ``size`` indices.
 
-    ``mixed``: why an index cannot be removed, None where it can. ``is_neutral``: its values do not differ between
-    indices, as after a broadcast. ``is_batch``: of a product of two activations. ``is_active``: a function that is not
-    linear was applied to it.
+    ``mixed``: why an index cannot be removed, or None. ``is_neutral``: its values are equal for all indices, as after a
+    broadcast. ``is_batch``: a batch dimension of a product of two activations. ``is_active``: a nonlinear function was
+    applied to it.
     """
 
     __slots__ = ("_parent", "factors", "is_active", "is_batch", "is_neutral", "mixed", "segments", "size")
 
     def __init__(self, size: int, *, neutral: bool = False, mixed: str | None = None) -> None:
-        """Make a part that is one with no other."""
+        """Create a part that is identified with no other."""
         self.size = size
         self.factors: tuple[Part, Part] | None = None
         self.segments: dict[tuple[int, int], Part] = {}
@@ -32,21 +32,21 @@ class Part:
         self._parent: Part | None = None
 
     def root(self) -> Part:
-        """The part that stands for all that are one with this one."""
+        """The representative of all parts identified with this one."""
         part = self
         while part._parent is not None:
             part = part._parent
         return part
 
     def leaves(self) -> list[Part]:
-        """The parts, outermost first, that this one was split into; itself where it was not."""
+        """The parts that this one was split into, outermost first; the part itself if it was not split."""
         part = self.root()
         if part.factors is None:
             return [part]
         return [leaf for factor in part.factors for leaf in factor.leaves()]
 
     def mix(self, why: str) -> None:
-        """Say why no index of this part can be removed."""
+        """Record why no index of this part can be removed."""
         for leaf in self.leaves():
             if leaf.mixed is None:
                 leaf.mixed = why
@@ -66,15 +66,15 @@ class Part:
 
     def segment(self, start: int, stop: int) -> Part:
         """Return the part of the indices ``start`` to ``stop`` of a leaf."""
-        kept = self.segments.get((start, stop))
-        if kept is not None:
-            return kept
-        made = Part(stop - start, neutral=self.is_neutral, mixed=self.mixed)
+        existing = self.segments.get((start, stop))
+        if existing is not None:
+            return existing
+        part = Part(stop - start, neutral=self.is_neutral, mixed=self.mixed)
         overlaps = any(start < other_stop and other_start < stop for other_start, other_stop in self.segments)
-        self.segments[start, stop] = made
+        self.segments[start, stop] = part
         if overlaps:
             self.mix("its slices overlap")
-        return made
+        return part
 
 
 Axis: TypeAlias = list[Part]
@@ -82,28 +82,28 @@ Axis: TypeAlias = list[Part]
 
 
 def leaves(axis: Iterable[Part]) -> list[Part]:
-    """Return the parts of an axis as they are split now."""
+    """Return the parts of an axis, with all splits so far."""
     return [leaf for part in axis for leaf in part.leaves()]
 
 
 def fresh(size: int, *, neutral: bool = False, mixed: str | None = None) -> Axis:
-    """Return an axis that is one with no other."""
+    """Return an axis that is identified with no other."""
     return [] if size == 1 else [Part(size, neutral=neutral, mixed=mixed)]
 
 
 def mix(axis: Iterable[Part], why: str) -> None:
-    """Say why no index of an axis can be removed."""
+    """Record why no index of an axis can be removed."""
     for part in axis:
         part.mix(why)
 
 
 def join(a: Axis, b: Axis) -> Axis:
-    """Make two axes of one size one; return it. Where their parts cannot be matched, both are mixed."""
+    """Identify two axes of equal size and return the result. If their parts cannot be matched, both are mixed."""
     left, right, joined = leaves(a), leaves(b), []
     while left and right:
         x, y = left.pop(0), right.pop(0)
         x, y = x.root(), y.root()
-        if x.factors is not None or y.factors is not None:  # split by an earlier round: one part may stand twice
+        if x.factors is not None or y.factors is not None:  # split in an earlier iteration: a part may occur twice
             left[:0], right[:0] = x.leaves(), y.leaves()
             continue
         if x.size == y.size:
@@ -137,9 +137,9 @@ def _union(x: Part, y: Part) -> Part:
 
 
 def reshaped(axes: Sequence[Axis], shape: Sequence[int]) -> list[Axis] | None:
-    """Return the axes of a view with ``shape``; None where a new axis begins inside a part that cannot be split so."""
+    """Return the axes of a view with ``shape``; None if a new axis would begin inside a part that cannot be split."""
     queue = leaves(part for axis in axes for part in axis)
-    made: list[Axis] = []
+    view: list[Axis] = []
     for size in shape:
         axis: Axis = []
         missing = size
@@ -158,12 +158,12 @@ def reshaped(axes: Sequence[Axis], shape: Sequence[int]) -> list[Axis] | None:
                 queue[:0] = part.leaves()
             else:
                 return None
-        made.append(axis)
-    return made if not queue else None
+        view.append(axis)
+    return view if not queue else None
 
 
 INSIDE = "it is the inside of a head"
-"""Why the numbers inside a head are mixed, which is to be expected."""
+"""The reason of mixed axes inside a head, which are expected and not reported."""
 
 
 def size_of(axis: Axis) -> int:

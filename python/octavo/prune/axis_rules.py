@@ -1,4 +1,4 @@
-"""What operators that move, cut and reduce tensors do to axes: the axes of what they return, None where unknown."""
+"""Rules of operators that move, cut and reduce tensors: the axes of their results, None if unknown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from octavo.prune.axes import Axis, Part, fresh, join, leaves, mix, reshaped, si
 
 
 class Known(Protocol):
-    """The axes of all tensors that are known so far, by name, and their shapes."""
+    """The axes of all tensors processed so far, by name, and their shapes."""
 
     axes: dict[str, list[Axis]]
 
@@ -20,7 +20,7 @@ class Known(Protocol):
 
 
 def passed(flow: Known, node: Node) -> list[Axis] | None:
-    """Rule of operators that return what they read."""
+    """Rule of operators that return their input."""
     return list(flow.axes[node.inputs[0]]) if node.inputs else None
 
 
@@ -32,11 +32,11 @@ def viewed(flow: Known, node: Node) -> list[Axis] | None:
 def permuted(flow: Known, node: Node) -> list[Axis] | None:
     """Rule of ``permute``, ``transpose`` and their like."""
     axes, op = flow.axes[node.inputs[0]], node.op.rpartition(".")[2]
-    rank, given = len(axes), node.arguments
+    rank, arguments = len(axes), node.arguments
     if op == "permute":
-        return [axes[int(dim) % rank] for dim in given["dims"]]
+        return [axes[int(dim) % rank] for dim in arguments["dims"]]
     if op in ("transpose", "transpose_", "swapaxes", "swapdims"):
-        first, second = (int(given[name]) % rank for name in list(given)[1:3])
+        first, second = (int(arguments[name]) % rank for name in list(arguments)[1:3])
     elif op in ("t", "mT", "numpy_T", "t_") and rank >= 2 and (op == "mT" or rank == 2):
         first, second = rank - 2, rank - 1
     else:
@@ -47,7 +47,7 @@ def permuted(flow: Known, node: Node) -> list[Axis] | None:
 
 
 def expanded(flow: Known, node: Node) -> list[Axis] | None:
-    """Rule of ``expand``: indices that are new do not differ."""
+    """Rule of ``expand``: new indices have equal values."""
     axes, shape = flow.axes[node.inputs[0]], flow.shape(node.outputs[0])
     own: list[Axis] = [[] for _ in range(len(shape) - len(axes))] + list(axes)
     return [axis or fresh(size, neutral=True) for axis, size in zip(own, shape, strict=True)]
@@ -55,15 +55,15 @@ def expanded(flow: Known, node: Node) -> list[Axis] | None:
 
 def sliced(flow: Known, node: Node) -> list[Axis] | None:
     """Rule of ``slice``, ``select`` and ``narrow``."""
-    axes, given, op = list(flow.axes[node.inputs[0]]), node.arguments, node.op.rpartition(".")[2]
+    axes, arguments, op = list(flow.axes[node.inputs[0]]), node.arguments, node.op.rpartition(".")[2]
     if not axes:
         return None
-    dim = int(given.get("dim", 0)) % len(axes)
+    dim = int(arguments.get("dim", 0)) % len(axes)
     size = size_of(axes[dim])
     if op == "select":
         mix(axes[dim], f"{node.op} takes one index of it")
         return axes[:dim] + axes[dim + 1 :]
-    start, step = given.get("start") or 0, given.get("step", 1)
+    start, step = arguments.get("start") or 0, arguments.get("step", 1)
     if not isinstance(start, int) or step != 1:
         return None
     start = start + size if start < 0 else min(start, size)
@@ -109,24 +109,26 @@ def concatenated(flow: Known, node: Node) -> list[Axis] | None:
     if not names or any(len(flow.axes[name]) != len(shape) for name in names):
         return None
     dim = int(node.arguments.get("dim", 0)) % len(shape)
-    made: list[Axis] = []
+    axes: list[Axis] = []
     for place, size in enumerate(shape):
         if place == dim:
             for name in names:
                 mix(flow.axes[name][place], "it is concatenated with others")
-            made.append(fresh(size, mixed="it is a concatenation"))
+            axes.append(fresh(size, mixed="it is a concatenation"))
             continue
         axis: Axis = []
         for name in names:
             other = flow.axes[name][place]
             axis = join(axis, other) if axis and other else axis or other
-        made.append(axis)
-    return made
+        axes.append(axis)
+    return axes
 
 
 def _dims(node: Node, rank: int) -> list[int]:
-    given = node.arguments.get("dim")
-    dims = range(rank) if given is None or given == () else given if isinstance(given, tuple) else (given,)
+    argument = node.arguments.get("dim")
+    dims = (
+        range(rank) if argument is None or argument == () else argument if isinstance(argument, tuple) else (argument,)
+    )
     return [int(dim) % rank for dim in dims]
 
 
@@ -144,7 +146,7 @@ def softmaxed(flow: Known, node: Node) -> list[Axis] | None:
 
 
 def reduced(flow: Known, node: Node) -> list[Axis] | None:
-    """Rule of means and sums: the axes that they run along are mixed, and go."""
+    """Rule of means and sums: the axes that they reduce are mixed and removed."""
     rank = len(flow.axes[node.inputs[0]])
     dims = _dims(node, rank) if rank else []
     axes = mixed_along(flow, node, dims)
@@ -154,5 +156,5 @@ def reduced(flow: Known, node: Node) -> list[Axis] | None:
 
 
 def filled(flow: Known, node: Node) -> list[Axis] | None:
-    """Rule of constants: no index differs from another."""
+    """Rule of constants: all indices have equal values."""
     return [fresh(size, neutral=True) for size in flow.shape(node.outputs[0])]

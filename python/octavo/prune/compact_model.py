@@ -1,4 +1,4 @@
-"""``compact_model``: heads, neurons and layers that reach nothing are taken out of a model, whose output stays."""
+"""``compact_model``: removes heads, neurons and layers without effect from a model; its output does not change."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from octavo.prune.sizes import fit_layers, resize
 from octavo.prune.stack_depth import remove_layers
 from octavo.storage.arguments import checks_arguments
 
-# Largest difference between the outputs of the model before and after, relative to the largest one.
+# Largest difference between the outputs of the model before and after, relative to the largest output.
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
 @dataclass(frozen=True)
 class CompactReport(Report):
-    """What :func:`compact_model` took out: a row for each group. ``parameters``: before and after."""
+    """The parts that :func:`compact_model` removed: a row for each group. ``parameters``: before and after."""
 
     parameters: tuple[int, int] = (0, 0)
 
@@ -46,29 +46,29 @@ class CompactReport(Report):
 
 @checks_arguments
 def compact_model(model: nn.Module, inputs: Any = None, *, inplace: bool = False) -> tuple[nn.Module, CompactReport]:
-    """Take heads, feed-forward neurons and layers out of a model that reach nothing, and tell what went.
+    """Remove heads, feed-forward neurons and layers without effect from a model, and report them.
 
-    A unit goes where everything that reads it is zero (:func:`groups`), as masks of ``prune_model`` and
-    :func:`fold_model` leave it, or where all rows that make it are zero: what it adds then does not depend on the
-    input, and goes into the next bias. Of query heads that share keys and values the same number goes in each set. One
-    head and one neuron of a layer stay, of zeros; a layer whose branches all end in zeros goes whole where its input is
-    its output then.
+    A unit is removed if all of its consumers are zero (:func:`groups`), as masks of ``prune_model`` and
+    :func:`fold_model` make them, or if all of its producers are zero: its contribution is then constant and is added to
+    the next bias. The same number of query heads is removed from each set that shares keys and values. At least one
+    head and one neuron of a layer remain. A layer whose branches all end in zeros is removed if it is then the
+    identity.
 
-    Masks are folded: zeros that stay are plain weights.
+    Masks are folded: remaining zeros are plain weights.
 
-    The output is that of the model before, to 1e-5 of the largest number in float32 and 1e-10 in float64. The model
-    stays one of its class. Its sizes are kept with its configuration, and :func:`octavo.save_model`,
-    :func:`octavo.load_model` and all commands know them.
+    The output equals that of the model before, within 1e-5 of the largest number in float32 and 1e-10 in float64. The
+    model keeps its class. Its sizes are stored with its configuration, and :func:`octavo.save_model`,
+    :func:`octavo.load_model` and all commands use them.
 
-    ``inputs``: as :func:`octavo.graph.capture` takes them; None: made up. ``inplace=False``: on a copy.
+    ``inputs``: as for :func:`octavo.graph.capture`; None: example inputs. ``inplace=False``: work on a copy.
 
-    Raises DTypeError for what is no module, ModelError for a model that is quantized, packed or has adapters, whose
-    structure is not known, or whose class cannot run with other sizes.
+    Raises DTypeError for an argument that is no module, ModelError for a model that is quantized, packed or has
+    adapters, whose structure is unknown, or whose class cannot run with other sizes.
     """
     refuse_meta(model, "compact_model")
     _refuse_layers(model)
     if inplace:
-        compact_model(model, inputs)  # what refuses does so before the model is changed
+        compact_model(model, inputs)  # raises any error before the model is changed
     dense, compact = (deep_copy(model), model) if inplace else (shared_copy(model), deep_copy(model))
     if next(masked_layers(compact), None) is not None:
         fold_model(compact, inplace=True)
@@ -93,22 +93,22 @@ def _refuse_layers(model: nn.Module) -> None:
 def _compact(dense: nn.Module, compact: nn.Module, inputs: Any) -> CompactReport:
     parameters = dict(compact.named_parameters(remove_duplicate=False))
     before = _count(compact)
-    found = structure(compact, inputs)
-    removals, rows = _removals(compact, found.groups, parameters, inputs)
+    dependencies = structure(compact, inputs)
+    removals, rows = _removals(compact, dependencies.groups, parameters, inputs)
     removed: Removed = {}
     for removal in removals:
         removal.mark(parameters, removed)
         removal.set_numbers(compact)
     for (name, dim), gone in removed.items():
-        kept = (~gone).nonzero()[:, 0].to(parameters[name].device)
-        resize(parameters[name], parameters[name].detach().index_select(dim, kept))
+        remaining = (~gone).nonzero()[:, 0].to(parameters[name].device)
+        resize(parameters[name], parameters[name].detach().index_select(dim, remaining))
     fit_layers(compact)
     went: list[str] = []
-    rows += _remove_layers(dense, compact, found.groups, parameters, went)
+    rows += _remove_layers(dense, compact, dependencies.groups, parameters, went)
     if any(row[2] != row[3] for row in rows):
         _check(dense, compact, inputs)
         stay = [one for one in removals if not any(one.group.name.startswith(f"{path}.") for path in went)]
-        configure(compact, _as_deep(dense, compact, found.groups), [one.counts for one in stay])
+        configure(compact, _as_deep(dense, compact, dependencies.groups), [one.counts for one in stay])
     return CompactReport(
         ("kind", "where", ">before", ">after", ">zero, but there"), tuple(rows), (before, _count(compact))
     )
@@ -117,11 +117,11 @@ def _compact(dense: nn.Module, compact: nn.Module, inputs: Any) -> CompactReport
 def _removals(
     model: nn.Module, groups: Sequence[Group], parameters: Mapping[str, nn.Parameter], inputs: Any
 ) -> tuple[list[Removal], list[tuple[Any, ...]]]:
-    """Return what goes of each group of heads or neurons, and the rows of the report; fold constants into biases."""
+    """Return the removals of each group of heads or neurons, and the rows of the report; add constants to biases."""
     single: dict[str, Group] = {}
     if any(group.queries > 1 for group in groups):
         single = {group.name: group for group in structure(model, inputs, query_heads=True).groups}
-    made: list[Removal] = []
+    removals: list[Removal] = []
     rows: list[tuple[Any, ...]] = []
     added: list[tuple[str, Tensor]] = []
     for group in groups:
@@ -130,25 +130,25 @@ def _removals(
         dead, constant = unread(group, parameters), constants(model, group, parameters, inputs)
         gone = dead | constant.units
         if bool(gone.all()):
-            gone[0] = False  # one stays, of zeros: few classes run with none
+            gone[0] = False  # one unit remains, because few classes run without any
         added += constant.added(gone & ~dead, parameters)
         removal = Removal(group, gone)
         if group.queries > 1:
             removal = removal.with_queries(single[group.name], unread(single[group.name], parameters))
-        made.append(removal)
+        removals.append(removal)
         counts = removal.counts
         left = int(unread(single.get(group.name, group), parameters).sum()) - (counts.before - counts.after)
         rows.append((group.kind, group.name, counts.before, counts.after, max(left, 0)))
     for name, values in added:
         bias = parameters[name]
         bias.data.copy_(bias.data.double() + values.to(bias.device))
-    return made, rows
+    return removals, rows
 
 
 def _remove_layers(
     dense: nn.Module, compact: nn.Module, groups: Sequence[Group], parameters: Mapping[str, Tensor], went: list[str]
 ) -> Iterator[tuple[Any, ...]]:
-    """Take whole layers out, whose paths are added to ``went``; yield the rows of the report."""
+    """Remove whole layers, and add their paths to ``went``; yield the rows of the report."""
     for group in groups:
         if group.kind == "layer":
             names = {unit.name: {piece.name for piece in unit.consumers} for unit in group.units}
@@ -188,7 +188,7 @@ def _count(model: nn.Module) -> int:
 
 
 def _varied(model: nn.Module, inputs: Any) -> Any:
-    """Return made-up inputs with values that differ, without touching torch's random numbers."""
+    """Return example inputs with random values, without using torch's global generator."""
     random = torch.Generator().manual_seed(0)
     config = getattr(model, "config", None)
     words = getattr(config, "vocab_size", None) or getattr(config, "vocabulary", None) or 2
@@ -209,7 +209,7 @@ def _varied(model: nn.Module, inputs: Any) -> Any:
 
 @torch.no_grad()
 def _check(dense: nn.Module, compact: nn.Module, inputs: Any) -> None:
-    """Compare the outputs before and after. Raises ModelError where they differ, or where the class cannot run."""
+    """Compare the outputs before and after. Raises ModelError if they differ, or if the class cannot run."""
     if isinstance(inputs, Mapping) and getattr(getattr(dense, "config", None), "use_cache", False):
         inputs = {"use_cache": False, **inputs}
     before = held_tensors(call_on(dense, inputs))
@@ -217,9 +217,9 @@ def _check(dense: nn.Module, compact: nn.Module, inputs: Any) -> None:
     try:
         after = held_tensors(call_on(compact, inputs))
     except Exception as error:
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
+        cause = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ModelError(
-            f"{kind} cannot run with heads and neurons of other numbers: {told}; fold its masks instead"
+            f"{kind} cannot run with heads and neurons of other numbers: {cause}; fold its masks instead"
         ) from None
     for old, new in zip(before, after, strict=True):
         if not old.is_floating_point() or old.numel() == 0:

@@ -1,4 +1,4 @@
-"""Sizes of a compacted model in its configuration: in its own fields where they can say it, else in ours."""
+"""Sizes of a compacted model in its configuration: in the class's own fields if possible, otherwise in our entry."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
 
 
 def configure(model: nn.Module, dense: nn.Module, counts: Iterable[Counts]) -> None:
-    """Write the sizes of a compacted model down: with its configuration, or on the model where it has none.
+    """Store the sizes of a compacted model in its configuration, or on the model if it has none.
 
-    ``dense``: the model before, with as many layers. Where every layer has the same sizes, fields of the configuration
-    are set, if the class makes the same shapes of them.
+    ``dense``: the model before, with as many layers. If every layer has the same sizes, fields of the configuration are
+    set, provided that the class builds the same shapes from them.
     """
     config = getattr(model, "config", None)
     base = None if config is None else _try(model, config)
-    if base is None:  # no configuration that makes the model
+    if base is None:  # no configuration from which the model can be built
         former, new = sizes_of(model) or {}, sizes_between(dense, model) or {}
         note_sizes(model, {part: {**former.get(part, {}), **new.get(part, {})} for part in {**former, **new}} or None)
         return
@@ -44,15 +44,15 @@ def configure(model: nn.Module, dense: nn.Module, counts: Iterable[Counts]) -> N
 
 
 def _is_cut(base: nn.Module, model: nn.Module) -> bool:
-    """Whether no weight of a model is larger than that of ``base``, and its modules compute with the same numbers."""
+    """Whether no weight of a model is larger than in ``base``, and its modules have the same numeric attributes."""
     most = {name: tensor.shape for name, tensor in base.named_parameters(remove_duplicate=False)}
     shapes = [(tensor.shape, most[name]) for name, tensor in model.named_parameters(remove_duplicate=False)]
     if any(one > other for own, whole in shapes for one, other in zip(own, whole, strict=True)):
         return False
     for path, module in model.named_modules(remove_duplicate=False):
-        made, own = vars(base.get_submodule(path)), vars(module)
-        for name in own.keys() & made.keys() - {*NUMBERS, *OF_WEIGHTS, "training"}:
-            if isinstance(own[name], int | float) and own[name] != made[name]:  # such as what scores are divided by
+        reference, own = vars(base.get_submodule(path)), vars(module)
+        for name in own.keys() & reference.keys() - {*NUMBERS, *OF_WEIGHTS, "training"}:
+            if isinstance(own[name], int | float) and own[name] != reference[name]:  # such as the divisor of scores
                 return False
     return True
 
@@ -62,12 +62,12 @@ def _entries(sizes: Mapping[str, Any] | None) -> int:
 
 
 def _fields(config: Any, counts: list[Counts]) -> list[dict[str, Any]]:
-    """Return what fields of a configuration could say: of neurons and of heads, where all layers have as many."""
-    found = []
+    """Return candidate fields of a configuration for the numbers of neurons and heads, if all layers have as many."""
+    candidates = []
     neurons = {(one.before, one.after) for one in counts if one.kind == "neuron"}
     for before, after in neurons:
-        found.append({name: after for name in _NEURONS if getattr(config, name, None) == before})
-        found.append({"n_inner": after} if getattr(config, "n_inner", 0) is None else {})
+        candidates.append({name: after for name in _NEURONS if getattr(config, name, None) == before})
+        candidates.append({"n_inner": after} if getattr(config, "n_inner", 0) is None else {})
     heads = {one for one in counts if one.kind == "head"}
     for one in heads if len(heads) == 1 else ():
         fields = {name: one.after for name in _HEADS if getattr(config, name, None) == one.before}
@@ -76,8 +76,8 @@ def _fields(config: Any, counts: list[Counts]) -> list[dict[str, Any]]:
             fields["num_key_value_heads"] = one.shared_after
         if isinstance(width, int):
             fields["head_dim"] = getattr(config, "head_dim", None) or width // one.before
-        found.append(fields)
-    return [fields for fields in found if fields]
+        candidates.append(fields)
+    return [fields for fields in candidates if fields]
 
 
 def _with(config: Any, fields: Mapping[str, Any]) -> Any:
@@ -89,16 +89,16 @@ def _with(config: Any, fields: Mapping[str, Any]) -> Any:
         for name, value in fields.items():
             setattr(trial, name, value)
         return type(config).from_dict(trial.to_dict())
-    except Exception:  # whatever a class of another library raises at sizes that it does not take
+    except Exception:  # classes of other libraries may raise anything for sizes that they do not support
         return None
 
 
 def _try(model: nn.Module, config: Any) -> nn.Module | None:
-    """Return what the class of a model makes of a configuration, if it has the model's parameters by name."""
+    """Build the model's class from a configuration; None if the result lacks parameters of the model by name."""
     try:
-        made = skeleton_of(model, config)
+        skeleton = skeleton_of(model, config)
     except Exception:
         return None
-    names = {name for name, _ in made.named_parameters(remove_duplicate=False)}
+    names = {name for name, _ in skeleton.named_parameters(remove_duplicate=False)}
     own = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return made if own <= names else None
+    return skeleton if own <= names else None

@@ -1,4 +1,4 @@
-"""Which units of a model's groups reach nothing, and what those that make a constant add to the next bias."""
+"""Units of a model's groups that nothing reads, and units with a constant output that can move into the next bias."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from octavo.data.batches import call_on
 from octavo.prune.groups import Group, Place
 
-_CONSTANT = 1e-5  # largest relative spread of a number over tokens that differs by rounding alone
+_CONSTANT = 1e-5  # largest relative spread over tokens of a number that counts as constant
 
 
 def used_indices(parameter: Tensor, dim: int) -> Tensor:
@@ -35,9 +35,9 @@ def _all_zero(places: Sequence[Place], parameters: Mapping[str, Tensor], units: 
 
 @dataclass(frozen=True)
 class Constants:
-    """Units that make the same numbers whatever the input. ``units``: bool ``[units]``.
+    """Units whose output does not depend on the input. ``units``: bool ``[units]``.
 
-    ``numbers``: by the name of the weight that reads them, float64 ``[units, indices of a unit]``.
+    ``numbers``: the outputs by the name of the weight that reads them, float64 ``[units, indices of a unit]``.
     """
 
     group: Group
@@ -45,7 +45,7 @@ class Constants:
     numbers: Mapping[str, Tensor]
 
     def added(self, chosen: Tensor, parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield biases by name, and what the ``chosen`` units add to them, float64."""
+        """Yield the names of biases with the contribution of the ``chosen`` units, float64."""
         chosen = chosen & self.units
         for place in self.group.consumers if bool(chosen.any()) else ():
             numbers = self.numbers[place.name][chosen].flatten()
@@ -55,7 +55,7 @@ class Constants:
 
 
 def constants(model: nn.Module, group: Group, parameters: Mapping[str, Tensor], inputs: Any) -> Constants:
-    """Return the units whose rows are all zero, and what they make. What reads a unit that makes no 0 has a bias."""
+    """Return the units whose rows are all zero, and their outputs. A nonzero output needs a consumer with a bias."""
     matrices = [place for place in group.producers if parameters[place.name].ndim > 1]
     units = _all_zero(matrices, parameters, len(group.units))
     layers = {place.name: _reader(model, place.name) for place in group.consumers}
@@ -79,7 +79,7 @@ def _bias(weight: str) -> str:
 
 
 def _reader(model: nn.Module, name: str) -> nn.Module | None:
-    """Return the layer whose weight a parameter is, which multiplies its input with it; None for other parameters."""
+    """Return the layer that multiplies its input with a parameter; None for other parameters."""
     path, _, last = name.rpartition(".")
     module = model.get_submodule(path)
     return module if last == "weight" and hasattr(module, "bias") else None
@@ -87,12 +87,12 @@ def _reader(model: nn.Module, name: str) -> nn.Module | None:
 
 @torch.no_grad()
 def _inputs_of(layers: Mapping[str, nn.Module], model: nn.Module, inputs: Any) -> dict[str, Tensor]:
-    """Run the model and return what each layer was given, by the name of its weight."""
+    """Run the model and return the input of each layer, by the name of its weight."""
     seen: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def hook(_: nn.Module, given: tuple[Any, ...]) -> None:
-            seen.setdefault(name, given[0])
+        def hook(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+            seen.setdefault(name, arguments[0])
 
         return hook
 

@@ -1,7 +1,7 @@
-"""Which axes of a model's weights belong together: found by following them through the operators of its graph.
+"""Dependencies between axes of a model's weights, derived by following axes through the operators of its graph.
 
-An operator that works on each index alone carries a part of an axis from its inputs to its output; a product with a
-weight ends it. An operator that is not known mixes all that it reads and returns: nothing is guessed.
+An operator that treats each index independently passes a part of an axis from its inputs to its output; a product with
+a weight ends the part. An unknown operator mixes all axes that it reads and returns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PASSING = {
     "feature_dropout", "alpha_dropout", "view_as", "quantize", "quantize_plain", "dropout_", "float", "half",
 }  # fmt: skip
 _SHAPED = {"view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze", "unsqueeze_", "squeeze_"}
-# Pointwise functions f with f(a + b) = f(a) + f(b), and those that only cast: they make no layer of two linear ones.
+# Pointwise functions f with f(a + b) = f(a) + f(b), and casts: between two linear layers they are no activation.
 _LINEAR = {"add", "sub", "neg", "add_", "sub_", "rsub", "div", "div_"}
 _FILLING = {
     "zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones",
@@ -40,20 +40,20 @@ _REDUCING = {"mean", "sum", "amax", "amin", "var", "std", "var_mean", "logsumexp
 _SOFTMAX = {"softmax", "softmaxed", "log_softmax", "_log_softmax", "_safe_softmax"}
 
 AS_A_WHOLE = "as a whole"
-"""How an operator that is not known looks at an axis."""
+"""How an unknown operator reads an axis."""
 
 Rule = Callable[["Flow", Node], "list[Axis] | None"]
 
 
 class Flow:
-    """The axes of every tensor of a graph whose sizes are numbers.
+    """The axes of every tensor of a graph without symbolic sizes.
 
-    ``axes``: by tensor. ``read``: axes of weights, as (name, dimension), along which a product with an activation sums;
-    ``written``: those that stay. ``paths``: by tensor, the weight that it is a view or rounding of.
+    ``axes``: by tensor. ``read``: axes of weights, as (name, dimension), that a product with an activation contracts.
+    ``written``: axes of weights that are axes of the result.
     """
 
     def __init__(self, graph: Graph, *, apart: frozenset[str] = frozenset()) -> None:
-        """Follow the axes of ``graph``. ``apart``: weights whose values are added to several layers by selection."""
+        """Follow the axes of ``graph``. ``apart``: weights from which several layers select their own values."""
         self.graph = graph
         self.axes: dict[str, list[Axis]] = {}
         self.read: set[tuple[str, int]] = set()
@@ -80,19 +80,19 @@ class Flow:
     def _step(self, node: Node) -> None:
         op = node.op.rpartition(".")[2]
         rule = _RULES.get(op) or (_pointwise if is_pointwise(node.op) else None)
-        found = rule(self, node) if rule is not None else None
-        if found is None:
+        axes = rule(self, node) if rule is not None else None
+        if axes is None:
             self._unknown(node)
             return
         for name in node.outputs:
             if name not in self.axes:
-                self.axes[name] = found
+                self.axes[name] = axes
         first = next(iter(node.inputs), None)
         if first in self._origin and (op in _PASSING or op in _SHAPED or op in _PERMUTING) and len(node.outputs) == 1:
             self._origin[node.outputs[0]] = self._origin[first]
 
     def _unknown(self, node: Node) -> None:
-        """Mix all that an operator reads and returns."""
+        """Mix all axes that an operator reads and returns."""
         why = f"{node.op} in {node.module_path or node.module_class} looks at it {AS_A_WHOLE}"
         for name in node.inputs:
             for axis in self.axes[name]:
@@ -101,19 +101,19 @@ class Flow:
             self.axes.setdefault(name, [fresh(size, mixed=why) for size in self.shape(name)])
 
     def of(self, node: Node, argument: str) -> list[Axis] | None:
-        """Return the axes of an argument, None where it is no tensor."""
+        """Return the axes of an argument, None if it is no tensor."""
         name = node.named(argument)
         return None if name is None else self.axes[name]
 
     def sum_over(self, left: str | None, a: Axis, right: str | None, b: Axis) -> None:
-        """Sum over an axis of two tensors, each of which may be a weight."""
+        """Contract an axis of two tensors, each of which may be a weight."""
         join(a, b)
         for name, axis in ((left, a), (right, b)):
             if name is not None:
                 self._mark(self.read, name, axis)
 
     def keep(self, weight: str | None, axis: Axis) -> None:
-        """Say that an axis of a weight is one of the result."""
+        """Record that an axis of a weight is an axis of the result."""
         if weight is not None:
             self._mark(self.written, weight, axis)
 
@@ -131,7 +131,7 @@ class Flow:
         return None if tensor is None else self._origin.get(tensor)
 
 
-# --- rules: the axes of what an operator returns, None where they cannot be told --------------------------------------
+# --- rules: the axes of an operator's results, None if unknown --------------------------------------------------------
 
 
 def _pointwise(flow: Flow, node: Node) -> list[Axis] | None:
@@ -140,18 +140,18 @@ def _pointwise(flow: Flow, node: Node) -> list[Axis] | None:
     shape = flow.shape(node.outputs[0])
     op = node.op.rpartition(".")[2]
     operands = [flow.axes[name] for name in node.inputs]
-    made: list[Axis] = []
+    axes: list[Axis] = []
     for back in range(len(shape), 0, -1):
         axis: Axis | None = None
         for operand in operands:
             if len(operand) >= back and operand[-back]:
                 axis = operand[-back] if axis is None else join(axis, operand[-back])
-        made.append(axis if axis is not None else fresh(shape[-back], neutral=True))
+        axes.append(axis if axis is not None else fresh(shape[-back], neutral=True))
     if op not in _LINEAR and not (op in ("mul", "mul_") and len(operands) < 2):
-        for axis in made:
+        for axis in axes:
             for leaf in leaves(axis):
                 leaf.is_active = True
-    return made
+    return axes
 
 
 def _linear(flow: Flow, node: Node) -> list[Axis] | None:
@@ -199,15 +199,15 @@ def _matmul(flow: Flow, node: Node) -> list[Axis] | None:
 
 
 def _batch(a: list[Axis], b: list[Axis], both: bool) -> list[Axis]:
-    """Join the axes over which a product is taken again and again, aligned from the right."""
-    made: list[Axis] = []
+    """Join the batch axes of a product, aligned from the right."""
+    joint_axes: list[Axis] = []
     for back in range(max(len(a), len(b)), 0, -1):
         x, y = (axes[-back] if len(axes) >= back else [] for axes in (a, b))
         axis = join(x, y) if x and y else x or y
         for leaf in leaves(axis) if both else ():
             leaf.is_batch = True
-        made.append(axis)
-    return made
+        joint_axes.append(axis)
+    return joint_axes
 
 
 def _attention(flow: Flow, node: Node) -> list[Axis] | None:
@@ -247,8 +247,8 @@ def _normalized(flow: Flow, node: Node) -> list[Axis] | None:
     rank, count = len(flow.axes[node.inputs[0]]), len(node.arguments["normalized_shape"])
     axes = mixed_along(flow, node, list(range(rank - count, rank)))
     for name in ("weight", "bias"):
-        held = flow.of(node, name)
-        for axis, own in zip(axes[-count:], held or (), strict=False):
+        parameter = flow.of(node, name)
+        for axis, own in zip(axes[-count:], parameter or (), strict=False):
             if axis and own:
                 join(axis, own)
                 flow.keep(node.named(name), own)

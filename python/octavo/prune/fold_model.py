@@ -1,4 +1,4 @@
-"""fold_model: the zeros of masks become plain weights, and nothing of the masks is left."""
+"""fold_model: turns the zeros of masks into plain weights and removes the masks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from octavo.storage.arguments import checks_arguments
 def fold_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """Return the model with its pruned weights as plain zeros, without masks, hooks or scores.
 
-    Its state dict is that of the model before pruning; a forward pass runs what it ran then, and training moves the
-    zeros again. ``inplace=False`` leaves ``model`` as it is. Raises DTypeError for what is no module, ModelError where
-    there are no masks.
+    The state dict has the names it had before pruning, and forward passes run the same operators as then. Training
+    changes the zeros again. ``inplace=False`` works on a copy. Raises DTypeError for an argument that is no module,
+    ModelError for a model without masks.
     """
     if next(masked_layers(model), None) is None:
         raise ModelError(f"{type(model).__name__}: no layer has masks; octavo.prune_model makes them")

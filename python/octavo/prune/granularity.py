@@ -1,6 +1,6 @@
-"""Granularities: the units that are pruned whole, and how values of elements become values of units.
+"""Granularities: the units of pruning, and the aggregation of element values to unit values.
 
-A layer's weight is seen as the matrix ``[N, K]`` that multiplies: rows are outputs, columns inputs, a kernel is flat.
+A layer's weight is treated as the matrix ``[N, K]`` of its product: rows are outputs, columns inputs, kernels flat.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _ACCEPTED = f"{', '.join(MATRIX)}, N:M such as 2:4, block:RxC such as block:4x4,
 
 @dataclass(frozen=True)
 class Granularity:
-    """What is pruned whole: ``kind`` with, for ``N:M`` and blocks, two sizes.
+    """The unit of pruning: ``kind`` and, for ``N:M`` and blocks, two sizes.
 
-    ``N:M``: of every M elements along the last dimension N are kept, of a short last group of r ``ceil(r N / M)``.
-    ``block:RxC``: blocks of R rows and C columns; those at the edges may be smaller.
+    ``N:M``: N of every M elements along the last dimension remain; of a short last group of r elements ``ceil(r N /
+    M)``. ``block:RxC``: blocks of R rows and C columns; blocks at the edges may be smaller.
     """
 
     kind: str
@@ -34,11 +34,11 @@ class Granularity:
 
     @classmethod
     def parse(cls, text: str) -> Granularity:
-        """Read a granularity. Raises ModelError with those that are accepted."""
+        """Read a granularity. Raises ModelError with the accepted ones."""
         if text in (*MATRIX, *STRUCTURES):
             return cls(text)
-        if isinstance(text, str) and (found := re.fullmatch(r"(\d{1,6}):(\d{1,6})", text)):
-            n, m = int(found[1]), int(found[2])
+        if isinstance(text, str) and (match := re.fullmatch(r"(\d{1,6}):(\d{1,6})", text)):
+            n, m = int(match[1]), int(match[2])
             if 0 < n < m:
                 return cls("N:M", (n, m))
             raise ModelError(f"granularity {text!r} keeps {n} of every {m}; accepted are N from 1 to below M")
@@ -62,7 +62,7 @@ class Granularity:
 
 @runtime_checkable
 class Units(Protocol):
-    """The units of one ranking: those of one tensor, or the structures of one module."""
+    """The units of one ranking: units of one tensor, or structures of one module."""
 
     @property
     def name(self) -> str:
@@ -71,12 +71,12 @@ class Units(Protocol):
 
     @property
     def cohort(self) -> tuple[object, ...]:
-        """Units with equal cohorts are alike: the isomorphic scope ranks them together."""
+        """Units with equal cohorts are isomorphic: the isomorphic scope ranks them together."""
         ...
 
     @property
     def sparsity(self) -> float:
-        """The share that is to be pruned."""
+        """The share to be pruned."""
         ...
 
     @property
@@ -86,12 +86,12 @@ class Units(Protocol):
 
     @property
     def home(self) -> tuple[str, str]:
-        """Path of the layer and name of the parameter at which scores of the units are kept."""
+        """Path of the layer and name of the parameter with which the scores of the units are stored."""
         ...
 
     @property
     def places(self) -> tuple[tuple[str, str], ...]:
-        """Path of the layer and name, of every parameter that the units lie in."""
+        """Path of the layer and name of every parameter that contains the units."""
         ...
 
     def sums(self, values: Callable[[str, str], Tensor]) -> Tensor:
@@ -99,11 +99,11 @@ class Units(Protocol):
         ...
 
     def elements(self, pruned: Tensor) -> dict[tuple[str, str], Tensor]:
-        """Return which elements of each parameter ``pruned`` bool ``[count]`` means, in the parameter's shape."""
+        """Return the elements of the ``pruned`` units, bool ``[count]``, in the shape of each parameter."""
         ...
 
     def whole(self, pruned: Callable[[str, str], Tensor]) -> Tensor:
-        """Return the units whose elements all are in ``pruned`` already, bool ``[count]``."""
+        """Return the units whose elements are all pruned already, bool ``[count]``."""
         ...
 
 
@@ -121,7 +121,7 @@ class MatrixUnits:
 
     @property
     def sparsity(self) -> float:
-        """The share of the units that is to be pruned."""
+        """The share of the units to be pruned."""
         return self.target.sparsity
 
     @property
@@ -140,7 +140,7 @@ class MatrixUnits:
 
     @property
     def cohort(self) -> tuple[object, ...]:
-        """Class and shape of the layer, and its place but for numbers: the same part of every repeated block."""
+        """Class and shape of the layer, and its path without numbers: the same part of every repeated block."""
         return (self.target.kind, self.target.shape, re.sub(r"\d+", "*", self.target.path), self.sparsity)
 
     @property
@@ -166,14 +166,14 @@ class MatrixUnits:
         return (heights[:, None] * widths).flatten()
 
     def sums(self, values: Callable[[str, str], Tensor]) -> Tensor:
-        """Return the sums; in float64 where a unit has several elements, so that their order changes little."""
+        """Return the sums, in float64 for units of several elements, so that the order of sums matters little."""
         matrix = self.target.matrix(values(*self.home))
         if self._block == (1, 1):
             return matrix.flatten()
         return self._blocks(matrix.double()).sum((1, 3)).flatten()
 
     def _blocks(self, matrix: Tensor) -> Tensor:
-        """Return ``[rows, r, columns, c]``, the matrix filled up with zeros."""
+        """Return ``[rows, r, columns, c]``, the matrix padded with zeros."""
         (rows, columns), (r, c) = self.shape, self._block
         padding = (0, columns * c - matrix.shape[1], 0, rows * r - matrix.shape[0])
         return functional.pad(matrix, padding).view(rows, r, columns, c)

@@ -1,12 +1,12 @@
-"""Dependency groups: which rows and columns of a model's weights go together when a head, neuron or layer goes.
+"""Dependency groups: the rows and columns of a model's weights that are removed with a head, neuron or layer.
 
 ::
 
     for group in octavo.prune.groups(model):
         print(group.kind, group.name, len(group.units))
 
-A unit may be removed where everything that reads it, its *consumers*, is zero: then nothing of what its *producers*
-make reaches the output.
+A unit may be removed if all of its *consumers*, the weights that read it, are zero: then the results of its
+*producers* do not reach the output.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Kind = Literal["head", "neuron", "layer"]
 
 @dataclass(frozen=True)
 class Slice:
-    """Indices ``indices`` of dimension ``dim`` of the parameter ``name``, as the state dict names it."""
+    """Indices ``indices`` of dimension ``dim`` of the parameter ``name`` of the state dict."""
 
     name: str
     dim: int
@@ -40,7 +40,7 @@ class Slice:
 
     @checks_arguments
     def of(self, tensor: Tensor) -> Tensor:
-        """Return the values of the slice in a tensor of the parameter's shape, a copy. Raises ShapeError for others."""
+        """Return a copy of the slice of a tensor of the parameter's shape. Raises ShapeError for another shape."""
         last = int(self.indices.max()) if len(self.indices) else -1
         if tensor.ndim <= self.dim or tensor.shape[self.dim] <= last:
             shape = tuple(tensor.shape)
@@ -50,9 +50,9 @@ class Slice:
 
 @dataclass(frozen=True)
 class Unit:
-    """What goes together: ``producers``, rows that make it, and ``consumers``, columns that read it.
+    """A removable unit: ``producers``, the rows that compute it, and ``consumers``, the columns that read it.
 
-    ``name``: of a layer its path. A layer has no producers; its consumers are the weights that end its branches.
+    ``name``: the path of a layer. A layer has no producers; its consumers are the weights that end its branches.
     """
 
     producers: tuple[Slice, ...]
@@ -75,7 +75,7 @@ class Place:
 
 
 class _Units(Sequence[Unit]):
-    """Units made when they are asked for: a large model has hundreds of thousands."""
+    """Units created on access, because a large model has hundreds of thousands."""
 
     def __init__(self, count: int, producers: tuple[Place, ...], consumers: tuple[Place, ...]) -> None:
         self._count, self._producers, self._consumers = count, producers, consumers
@@ -101,9 +101,9 @@ class _Units(Sequence[Unit]):
 class Group:
     """Units of one kind at one place of a model.
 
-    ``kind``: ``head``, ``neuron`` or ``layer``. ``name``: path of the module that holds all of its parameters.
-    ``producers``, ``consumers``: its slices by parameter, all units at once; empty for layers, whose units have
-    parameters of their own. ``queries``: query heads of a unit, of attention with shared keys and values (GQA).
+    ``kind``: ``head``, ``neuron`` or ``layer``. ``name``: path of the module that contains all of its parameters.
+    ``producers``, ``consumers``: its slices by parameter, for all units; empty for layers, whose units have separate
+    parameters. ``queries``: query heads of a unit, in attention with shared keys and values (GQA).
     """
 
     kind: Kind
@@ -116,7 +116,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """The dependency groups of a model. ``refused``: why places with such structure have no group, by module path."""
+    """The dependency groups of a model. ``refused``: why modules with such structure have no group, by path."""
 
     groups: tuple[Group, ...]
     refused: dict[str, str]
@@ -132,54 +132,55 @@ def groups(
 ) -> list[Group]:
     """Return the dependency groups of a model, in the order in which the model runs, layers last.
 
-    ``inputs``: as :func:`octavo.graph.capture` takes them; None: made up from what the model's ``forward`` takes.
-    ``query_heads``: where several query heads share a key and value head, a unit is one query head; by default it is
+    ``inputs``: as for :func:`octavo.graph.capture`; None: example inputs from the signature of ``forward``.
+    ``query_heads``: if several query heads share a key and value head, a unit is one query head; by default a unit is
     the key and value head with all of its query heads.
 
-    A group is there only where the graph shows that its units are independent. Raises ModelError where there is none
-    of the kinds asked for, telling what mixes the units, and where the model cannot be captured.
+    A group is returned only if the graph shows that its units are independent. Raises ModelError if there is no group
+    of these kinds, with the reasons, and if the model cannot be captured.
     """
-    found = structure(model, inputs, query_heads=query_heads)
+    dependencies = structure(model, inputs, query_heads=query_heads)
     if not kinds:
         raise ModelError("kinds is empty; accepted are head, neuron and layer")
-    chosen = [group for group in found.groups if group.kind in kinds]
+    chosen = [group for group in dependencies.groups if group.kind in kinds]
     if not chosen:
-        told = "; ".join(f"{path}: {why}" for path, why in list(found.refused.items())[:4])
+        reasons = "; ".join(f"{path}: {why}" for path, why in list(dependencies.refused.items())[:4])
         raise ModelError(
-            f"{type(model).__name__}: no {' or '.join(kinds)} of it can be removed on its own{told and ': ' + told}"
+            f"{type(model).__name__}: no {' or '.join(kinds)} of it can be removed on its own"
+            f"{reasons and ': ' + reasons}"
         )
     return chosen
 
 
 @checks_arguments
 def structure(model: nn.Module, inputs: Any = None, *, query_heads: bool = False) -> Structure:
-    """Return all dependency groups of a model, and what was refused. Raises ModelError where it cannot be captured."""
+    """Return all dependency groups of a model, and refused modules. Raises ModelError if it cannot be captured."""
     graph = fixed_graph(model, example_inputs(model) if inputs is None else inputs)
     flow = Flow(graph, apart=frozenset(selected_biases(model)))
-    found, refused = _read(flow, query_heads)
+    all_groups, refused = _read(flow, query_heads)
     for path, ends in residual_layers(model, graph):
         if ends:
-            found.append(Group("layer", path, _layers(graph, ends)))
+            all_groups.append(Group("layer", path, _layers(graph, ends)))
         else:
             refused.setdefault(path, "its layers are not their input plus branches that end in weights of their own")
-    return Structure(tuple(found), refused)
+    return Structure(tuple(all_groups), refused)
 
 
 def fixed_graph(model: nn.Module, inputs: Any) -> Graph:
-    """Return the graph of a model with the sizes that the inputs have. Raises ModelError where it has no operators."""
-    given = dict(inputs) if isinstance(inputs, Mapping) else inputs
-    if isinstance(given, dict) and getattr(getattr(model, "config", None), "use_cache", False):
-        given.setdefault("use_cache", False)  # a cache that is returned would show every key and value to the outside
-    taken = take(model, given, None)
+    """Return the graph of a model with the sizes of the inputs. Raises ModelError if it has no operators."""
+    arguments = dict(inputs) if isinstance(inputs, Mapping) else inputs
+    if isinstance(arguments, dict) and getattr(getattr(model, "config", None), "use_cache", False):
+        arguments.setdefault("use_cache", False)  # a returned cache would make every key and value an output
+    taken = take(model, arguments, None)
     names = {name: (None,) * tensor.ndim for name, tensor in zip(taken.names, taken.tensors, strict=True)}
-    graph = capture(model, given, dimensions=names)
+    graph = capture(model, arguments, dimensions=names)
     if graph.refusal is not None:
         raise ModelError(f"{type(model).__name__}: its structure is not known, because {graph.refusal}")
     return graph
 
 
 def selected_biases(model: nn.Module) -> Iterator[str]:
-    """Yield biases of attention scores that one layer makes for all: T5's, of which each layer takes its own heads."""
+    """Yield biases of attention scores that all layers share, such as T5's, from which each layer selects its heads."""
     for path, module in model.named_modules():
         if hasattr(module, "compute_bias") and isinstance(
             getattr(module, "relative_attention_bias", None), nn.Embedding
@@ -199,28 +200,35 @@ def _read(flow: Flow, query_heads: bool) -> tuple[list[Group], dict[str, str]]:
                 size = int(record.shape[dim])
                 for part, indices in _indices(axis, torch.arange(size)[None]):
                     parts[id(part)] = part
-                    held = places.setdefault(id(part), [])
-                    if held and (held[-1].name, held[-1].dim) == (name, dim):  # one weight makes query, key and value
-                        indices = torch.cat([held.pop().indices, indices], 1)
-                    held.append(Place(name, dim, indices))
-    made: list[Group] = []
+                    slices = places.setdefault(id(part), [])
+                    if slices and (slices[-1].name, slices[-1].dim) == (
+                        name,
+                        dim,
+                    ):  # one weight makes query, key and value
+                        indices = torch.cat([slices.pop().indices, indices], 1)
+                    slices.append(Place(name, dim, indices))
+    all_groups: list[Group] = []
     refused: dict[str, str] = {}
     for key, part in parts.items():
         group = _group(flow, part, places[key])
         if isinstance(group, str) and group != INSIDE:
             refused.setdefault(_common([place.name for place in places[key]]), group)
         elif isinstance(group, Group):
-            made.append(group)
+            all_groups.append(group)
     order = _order(flow)
-    made = [_with_queries(flow, group, query_heads) for group in made if group.kind != "head" or _is_outer(group, made)]
-    made.sort(key=lambda group: min(order.get(place.name, 0) for place in (*group.consumers, *group.producers)))
-    return made, refused
+    all_groups = [
+        _with_queries(flow, group, query_heads)
+        for group in all_groups
+        if group.kind != "head" or _is_outer(group, all_groups)
+    ]
+    all_groups.sort(key=lambda group: min(order.get(place.name, 0) for place in (*group.consumers, *group.producers)))
+    return all_groups, refused
 
 
 def _indices(axis: Sequence[Part], index: Tensor) -> Iterator[tuple[Part, Tensor]]:
-    """Yield the parts of an axis with what each of their indices is in the parameter: int64 ``[size, rest]``.
+    """Yield the parts of an axis with the parameter indices of each of their indices: int64 ``[size, rest]``.
 
-    ``index``: ``[1, size of the axis]``, or ``[others, size]``.
+    ``index``: parameter indices of the axis, ``[1, size of the axis]`` or ``[others, size]``.
     """
     parts = leaves(axis)
     shaped = index.reshape(index.shape[0], *(part.size for part in parts))
@@ -232,7 +240,7 @@ def _indices(axis: Sequence[Part], index: Tensor) -> Iterator[tuple[Part, Tensor
 
 
 def _group(flow: Flow, part: Part, places: list[Place]) -> Group | str | None:
-    """Return the group of a part; why there is none, or None where none is to be expected."""
+    """Return the group of a part, the reason why there is none, or None if none is expected."""
     consumers = tuple(place for place in places if (place.name, place.dim) in flow.read)
     producers = tuple(place for place in places if (place.name, place.dim) in flow.written)
     if not consumers or not any(flow.graph.tensors[place.name].shape[1:] for place in producers):
@@ -249,7 +257,7 @@ def _group(flow: Flow, part: Part, places: list[Place]) -> Group | str | None:
 
 
 def _layers(graph: Graph, ends: Mapping[str, Sequence[str]]) -> tuple[Unit, ...]:
-    """Return the layers of a stack, by path the weights that must be zero."""
+    """Return the layers of a stack as units; ``ends`` has the weights that must be zero by the path of a layer."""
     return tuple(
         Unit((), tuple(Slice(name, 0, torch.arange(int(graph.tensors[name].shape[0]))) for name in names), path)
         for path, names in ends.items()
@@ -267,7 +275,7 @@ def _common(paths: Sequence[str]) -> str:
 
 
 def _owner(places: Sequence[Place]) -> str:
-    """Return the path of the module that holds all parameters of some places."""
+    """Return the path of the innermost module that contains the parameters of all places."""
     return _common([place.name.rpartition(".")[0] for place in places])
 
 
@@ -282,17 +290,17 @@ def _order(flow: Flow) -> dict[str, int]:
 # --- shared keys and values -------------------------------------------------------------------------------------------
 
 
-def _is_outer(group: Group, made: Sequence[Group]) -> bool:
-    """Whether a group of heads is not that of the query heads inside another one."""
+def _is_outer(group: Group, all_groups: Sequence[Group]) -> bool:
+    """Whether a group of heads is not the group of query heads inside another group."""
     own = {place.name for place in group.producers}
     return not any(
         other is not group and other.kind == "head" and own < {place.name for place in other.producers}
-        for other in made
+        for other in all_groups
     )
 
 
 def _with_queries(flow: Flow, group: Group, query_heads: bool) -> Group:
-    """Tell how many query heads a unit has, and make each of them a unit if asked to."""
+    """Return the group with its number of query heads per unit, or with ``query_heads`` one unit per query head."""
     if group.kind != "head":
         return group
     counts: dict[tuple[str, int], int] = {}

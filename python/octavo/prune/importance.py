@@ -1,4 +1,4 @@
-"""Criteria: the scores by which units are ranked; the lowest go first.
+"""Criteria: the scores by which units are ranked; units with the lowest scores are pruned first.
 
 ``magnitude``: mean |w| of the unit (L1; Han et al., 2015, https://arxiv.org/abs/1506.02626). ``random``: a permutation
 drawn for each tensor from the seed and its name. ``wanda``: mean of |w_ij| ||x_j||, where ||x_j|| is the norm of input
@@ -29,7 +29,7 @@ from octavo.tensors.fixed_order import ordered_sum
 from octavo.train.unpadded_samples import unpadded
 
 CRITERIA = ("magnitude", "random", "wanda", "taylor", "movement")
-GATHERED = ("taylor", "movement")  # scores that training gathers
+GATHERED = ("taylor", "movement")  # scores that are accumulated in training
 
 Loss = Callable[[nn.Module, Any], Tensor]
 Place = tuple[str, str]
@@ -48,7 +48,7 @@ def magnitudes(model: nn.Module, units: Units) -> Tensor:
 
 
 def random_scores(units: Units, seed: int) -> Tensor:
-    """Return a permutation of 0 to count - 1, from the seed and the name of the units: other tensors change nothing."""
+    """Return a permutation of 0 to count - 1 that depends only on the seed and the name of the units."""
     named = hashlib.sha256(f"{seed} {units.name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(named[:8], "little", signed=True))
     count = len(units.sizes)
@@ -56,7 +56,7 @@ def random_scores(units: Units, seed: int) -> Tensor:
 
 
 def wanda_scores(model: nn.Module, units: Units, norms: Mapping[str, tuple[Target, Tensor]]) -> Tensor:
-    """Return the mean of |w| times the norm of its input, ``[K]`` by path; what has no input, as a bias, counts 0."""
+    """Return the mean of |w| times the norm of its input, ``[K]`` by path; biases, which have no input, count 0."""
 
     def values(path: str, name: str) -> Tensor:
         parameter = parameter_at(model, (path, name)).detach().abs()
@@ -69,7 +69,7 @@ def wanda_scores(model: nn.Module, units: Units, norms: Mapping[str, tuple[Targe
 
 
 def taylor_sums(units: Units, products: Callable[[str, str], Tensor]) -> Tensor:
-    """Return |sum of w g| over the size of every unit; ``products``: w g of a parameter."""
+    """Return |sum of w g| / size for every unit; ``products``: returns w g of a parameter."""
     return _mean(units, units.sums(products).abs())
 
 
@@ -95,7 +95,8 @@ def input_norms(
 ) -> dict[str, tuple[Target, Tensor]]:
     """Return for each target, by path, the norms of its inputs over all batches, float64 ``[K]``.
 
-    Raises ModelError for layers whose input no one matrix multiplies, CalibrationError for layers that were not called.
+    Raises ModelError for layers whose product is not one matrix product, CalibrationError for layers that were not
+    called.
     """
     sums: dict[str, Tensor] = {}
     batches = unpadded(model, batches)
@@ -110,8 +111,8 @@ def input_norms(
                     f"{target.path}: wanda weighs inputs that one matrix multiplies, and those of this "
                     f"{target.kind} are none; take magnitude, or leave it out of targets"
                 ) from None
-            found = ordered_sum(rows.double().square(), 0)
-            sums[target.path] = sums[target.path] + found if target.path in sums else found
+            squares = ordered_sum(rows.double().square(), 0)
+            sums[target.path] = sums[target.path] + squares if target.path in sums else squares
 
         return see
 
@@ -134,7 +135,7 @@ def input_norms(
 def taylor_scores(
     model: nn.Module, units: Sequence[Units], batches: Batches, loss: Loss | None, show: Stages
 ) -> list[Tensor]:
-    """Return the scores of ``taylor``, averaged over the batches. Raises ModelError where no weight gets a gradient."""
+    """Return the scores of ``taylor``, averaged over the batches. Raises ModelError if no weight gets a gradient."""
     places = list(dict.fromkeys(place for one in units for place in one.places))
     weights = [parameter_at(model, place) for place in places]
     totals: list[Tensor | None] = [None] * len(units)
@@ -148,12 +149,12 @@ def taylor_scores(
                     "taylor: the loss has no gradient; it is to be made from the model's output, outside of "
                     "torch.inference_mode"
                 )
-            found = torch.autograd.grad(value, weights, allow_unused=True)
-            if all(gradient is None for gradient in found):
+            gradients = torch.autograd.grad(value, weights, allow_unused=True)
+            if all(gradient is None for gradient in gradients):
                 raise ModelError("taylor: the loss depends on none of the weights to prune")
             products = {
                 place: weight.detach() * (0 if gradient is None else gradient)
-                for place, weight, gradient in zip(places, weights, found, strict=True)
+                for place, weight, gradient in zip(places, weights, gradients, strict=True)
             }
             for number, one in enumerate(units):
                 scores = taylor_sums(one, lambda path, name: products[path, name])  # noqa: B023 - called here
@@ -178,7 +179,7 @@ def _loss_of(model: nn.Module, batch: Any, loss: Loss | None) -> Tensor:
 
 @contextmanager
 def _requiring_gradients(weights: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Let frozen weights have gradients inside."""
+    """Enable gradients of frozen weights inside."""
     frozen = [weight for weight in weights if not weight.requires_grad]
     for weight in frozen:
         weight.requires_grad_(True)
@@ -190,7 +191,7 @@ def _requiring_gradients(weights: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def gathered_products(model: nn.Module) -> Callable[[str, str], Tensor]:
-    """Return a function that gives w g of a parameter whose gradient is in ``grad``; zeros where there is none."""
+    """Return a function from a parameter to w g with the gradient in ``grad``; zeros without a gradient."""
 
     def products(path: str, name: str) -> Tensor:
         parameter = parameter_at(model, (path, name))

@@ -1,4 +1,4 @@
-"""prune_model: masks by a criterion, at once or in steps while a model is trained."""
+"""prune_model: masks by a criterion, at once or gradually in training."""
 
 from __future__ import annotations
 
@@ -64,37 +64,40 @@ def prune_model(
     inplace: bool = False,
     progress: bool | Report = True,
 ) -> nn.Module:
-    """Return ``model`` with masks that prune ``sparsity`` of its weights, whose zeros are written.
+    """Return ``model`` with masks that prune ``sparsity`` of its weights; pruned weights are set to 0.
 
-    ``sparsity``: the share of units that goes, 0 to below 1, or selector -> share, of which the last that matches a
-    layer counts; ``round(sparsity * n)`` of n units go, neither more nor less, and of equal ones those of lower index.
-    N:M needs none. ``targets``: selectors of a recipe; None: every linear and convolutional layer. Biases stay.
+    ``sparsity``: the share of units to prune, 0 to below 1, or selector -> share, where the last selector that matches
+    a layer decides. Exactly ``round(sparsity * n)`` of n units are pruned; ties are broken by the lower index. N:M
+    needs no sparsity. ``targets``: selectors of a recipe; None: every linear and convolutional layer. Biases are not
+    pruned.
 
     ``criterion``: ``magnitude`` (L1), ``random`` (from ``seed``), ``wanda`` and ``taylor`` (from ``calibration``
-    batches, of which as many are used as hold ``samples`` samples; taylor also needs ``loss(model, batch)``, or the
-    ``loss`` of a model of transformers), ``movement`` (gathered in training: with a schedule).
-    ``granularity``: ``element``, ``row``, ``column``, ``block:RxC``, ``N:M``, or a structure that goes in all its
-    tensors, biases included: ``head``, ``neuron`` (of a feed-forward layer), ``layer``; :func:`octavo.prune.groups`
-    finds them, by a capture on ``inputs`` (None: made up). ``scope``: ``local`` prunes the share of each tensor or
-    structure (wanda by element: of each row), ``global`` ranks all together, ``isomorphic`` the same parts of repeated
-    blocks; both keep at least the share ``floor`` of each. None: isomorphic for structures, else local.
+    batches, up to ``samples`` samples; taylor also needs ``loss(model, batch)``, or the ``loss`` of a model of
+    transformers), ``movement`` (accumulated in training, with a schedule).
+    ``granularity``: ``element``, ``row``, ``column``, ``block:RxC``, ``N:M``, or a structure, which is pruned in all of
+    its tensors, biases included: ``head``, ``neuron`` (of a feed-forward layer), ``layer``. :func:`octavo.prune.groups`
+    returns the structures, by a capture on ``inputs`` (None: example inputs). ``scope``: ``local`` prunes the share of
+    each tensor or structure (wanda by element: of each row), ``global`` ranks all units together, ``isomorphic`` the
+    same parts of repeated blocks; both keep at least the share ``floor`` of each. None: isomorphic for structures, else
+    local.
 
     ``schedule``: :class:`~octavo.prune.Cubic` or :class:`~octavo.prune.Iterative`. Masks then begin with nothing
-    pruned, and ``octavo.train.train(..., callbacks=[octavo.prune.callback(model)])`` prunes: resumed bit for bit.
+    pruned, and ``octavo.train.train(..., callbacks=[octavo.prune.callback(model)])`` prunes; runs resume bit for bit.
 
-    Simulated quantized layers are pruned before their quantizer: the mask is chosen on the float weight, and fixed
-    scales of the weight are chosen again. What an earlier call pruned stays pruned. ``inplace=False`` works on a copy.
+    Simulated quantized layers are pruned before their quantizer: the mask is chosen on the float weight, and static
+    scales of the weight are chosen again. Weights pruned by an earlier call stay pruned. ``inplace=False`` works on a
+    copy.
 
-    Raises ModelError for options, selectors and sparsities that do not fit, FormatError naming a tensor whose format
-    has no 0, CalibrationError for data that is missing or did not reach a layer, NonFiniteError for weights or
-    gradients with NaN or infinity; the model is then as it was.
+    Raises ModelError for invalid options, selectors and sparsities, FormatError naming a tensor whose format has no 0,
+    CalibrationError for missing data and for data that does not reach a layer, NonFiniteError for weights or gradients
+    with NaN or infinity. After an error the model is unchanged.
     """
     kind = Granularity.parse(granularity)
     pruning = Pruning(
         _sparsity(sparsity, granularity), criterion, granularity, scope, schedule, targets, floor, seed, calibration,
         samples, loss,
     )  # fmt: skip
-    selected_layers(model, targets, pruning.sparsity)  # refused before a copy is made
+    selected_layers(model, targets, pruning.sparsity)  # raises errors before the model is copied
     refuse_meta(model, "prune_model")
     if kind.is_structure:
         pruning = replace(pruning, groups=tuple(groups(model, inputs, kinds=[cast("Kind", kind.kind)])))
@@ -112,22 +115,23 @@ def prune_model(
 
 @checks_arguments
 def callback(model: nn.Module) -> Pruning:
-    """Return what prunes ``model`` in training, a callback of :func:`octavo.train.train`.
+    """Return the callback of :func:`octavo.train.train` that prunes ``model`` in training.
 
-    By hand: call ``callback(model)(model, step)`` before update ``step``, from 0, and for taylor and movement
-    ``.gradients(model, step)`` between backward and the optimizer. Raises ModelError where no schedule was given.
+    In a custom loop, call ``callback(model)(model, step)`` before update ``step``, from 0, and for taylor and movement
+    ``.gradients(model, step)`` between backward and the optimizer's step. Raises ModelError for a model without a
+    schedule.
     """
-    found = vars(model).get(_NOTE)
-    if not isinstance(found, Pruning) or found.schedule is None:
+    pruning = vars(model).get(_NOTE)
+    if not isinstance(pruning, Pruning) or pruning.schedule is None:
         raise ModelError(
             f"{type(model).__name__}: has no schedule to prune by; octavo.prune_model(schedule=) gives one"
         )
-    return found
+    return pruning
 
 
 @dataclass(frozen=True, eq=False)
 class Pruning:
-    """The options of :func:`prune_model`, checked; with a schedule, the callback that prunes in training."""
+    """The validated options of :func:`prune_model`; with a schedule, the callback that prunes in training."""
 
     sparsity: Sparsity
     criterion: str
@@ -158,7 +162,7 @@ class Pruning:
         return Granularity.parse(self.granularity)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pruning:
-        """Return itself: options do not change, and calibration data is not the model's."""
+        """Return itself: options are immutable, and calibration data is no part of the model."""
         return self
 
     @checks_arguments
@@ -177,7 +181,7 @@ class Pruning:
 
     @checks_arguments
     def begin(self, model: nn.Module, units: list[Units]) -> None:
-        """Give every target a mask, and room for the scores that training gathers."""
+        """Create the mask of every target, and buffers for scores that are accumulated in training."""
         for one in units:
             for path, name in one.places:
                 layer = model.get_submodule(path)
@@ -194,14 +198,14 @@ class Pruning:
     # --- in training ------------------------------------------------------------------------------------------------
 
     def __call__(self, model: nn.Module, step: int) -> None:
-        """Prune what the schedule asks for before update ``step``."""
+        """Prune to the sparsity of the schedule before update ``step``."""
         assert self.schedule is not None  # callback gives no other
         if self.schedule.share(step, 0.0) is not None:
             self.prune(model, self.units(model), Stages(False), step)
 
     @checks_arguments
     def gradients(self, model: nn.Module, step: int) -> None:
-        """Gather scores from gradients of update ``step``, before the optimizer uses them."""
+        """Accumulate scores from the gradients of update ``step``, before the optimizer uses them."""
         if self.criterion not in GATHERED or self.schedule is None or step >= self.schedule.last:
             return
         products = gathered_products(model)
@@ -214,7 +218,7 @@ class Pruning:
 
     @checks_arguments
     def prune(self, model: nn.Module, units: list[Units], show: Stages, step: int | None = None) -> None:
-        """Write the masks that the options ask for, of ``step`` where there is a schedule."""
+        """Write the masks of the options; with a schedule, those of ``step``."""
         with torch.no_grad():
             ranked = self._ranked(model, units, show, step)
             chosen = self._chosen(units, ranked)
@@ -284,13 +288,13 @@ class Pruning:
 def check_options(
     sparsity: Sparsity | None, criterion: str, granularity: str, scope: str | None, floor: float, seed: int
 ) -> None:
-    """Check what needs neither model nor data. Raises ModelError."""
+    """Check the options that need neither model nor data. Raises ModelError."""
     for name, value, accepted in (("criterion", criterion, CRITERIA), ("scope", scope, SCOPES)):
         if value not in accepted and not (name == "scope" and value is None):
             raise ModelError(f"unknown {name} {value!r}; accepted are {', '.join(accepted)}")
-    given = _sparsity(sparsity, granularity)
-    if not isinstance(given, Mapping):
-        check_sparsity(given)
+    shares = _sparsity(sparsity, granularity)
+    if not isinstance(shares, Mapping):
+        check_sparsity(shares)
     if Granularity.parse(granularity).kind == "N:M" and scope not in (None, "local"):
         raise ModelError(f"granularity {granularity} ranks inside its groups; leave scope={scope!r} out")
     check_sparsity(floor, "floor")
@@ -299,7 +303,7 @@ def check_options(
 
 
 def _sparsity(sparsity: Sparsity | None, granularity: str) -> Sparsity:
-    """Return the share that goes; N:M has one of its own. Raises ModelError where they contradict each other."""
+    """Return the share to prune; N:M implies one. Raises ModelError if they contradict each other."""
     kind = Granularity.parse(granularity)
     if kind.kind != "N:M" or kind.sizes is None:
         if sparsity is None:

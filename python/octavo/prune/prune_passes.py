@@ -16,7 +16,7 @@ from octavo.prune.prune_report import report
 
 @dataclass(frozen=True)
 class PruneConfig:
-    """The options of :func:`octavo.prune_model` that a file can hold; ``targets``: selectors, none for all."""
+    """The options of :func:`octavo.prune_model` that a file can store; ``targets``: selectors, none for all."""
 
     sparsity: float | None = None
     criterion: str = "magnitude"
@@ -36,7 +36,7 @@ class PruneConfig:
 
 @dataclass(frozen=True)
 class CompactConfig:
-    """Compacting has no options: what reaches nothing goes."""
+    """Compacting has no options."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,17 @@ class FoldConfig:
 
 
 def _prune(model: nn.Module, config: PruneConfig, pass_inputs: PassInputs) -> tuple[nn.Module, TransformReport]:
-    made = prune_model(
+    masked = prune_model(
         model, config.sparsity, criterion=config.criterion, granularity=config.granularity, scope=config.scope,
         targets=config.targets or None, floor=config.floor, seed=config.seed, samples=config.samples,
         calibration=pass_inputs.calibration, inputs=pass_inputs.inputs, inplace=True, progress=False,
     )  # fmt: skip
-    return made, _report(made)
+    return masked, _report(masked)
 
 
 def _fold(model: nn.Module, config: FoldConfig, pass_inputs: PassInputs) -> tuple[nn.Module, TransformReport]:
-    told = _report(model)
-    return fold_model(model, inplace=True), told
+    before = _report(model)
+    return fold_model(model, inplace=True), before
 
 
 def _compact(model: nn.Module, config: CompactConfig, pass_inputs: PassInputs) -> tuple[nn.Module, CompactReport]:

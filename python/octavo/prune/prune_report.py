@@ -1,4 +1,4 @@
-"""PruneReport: what is pruned in a model, counted."""
+"""PruneReport: counts of the pruned weights of a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PrunedTensor:
-    """A masked parameter: its elements, how many its mask prunes, and how many others are 0 by themselves."""
+    """A masked parameter: its elements, those its mask prunes, and other elements that are 0."""
 
     name: str
     shape: tuple[int, ...]
@@ -38,9 +38,8 @@ class PrunedTensor:
 class PruneReport:
     """The masks of a model, tensor by tensor, with totals.
 
-    ``parameters``: elements of all parameters of the model, masked or not; what is tied counts once. ``mask_bytes``: of
-    the packed bits. Zeros take the bytes and the time of other weights until something uses them: this report counts,
-    and claims neither.
+    ``parameters``: elements of all parameters of the model, masked or not; tied ones count once. ``mask_bytes``: bytes
+    of the packed mask bits. The report only counts zeros. By themselves they save neither bytes nor time.
     """
 
     tensors: tuple[PrunedTensor, ...]
@@ -63,14 +62,14 @@ class PruneReport:
         return self.pruned / max(self.elements, 1)
 
     def to_report(self) -> Report:
-        """Return the rows: one a tensor, then all of them, then the whole model."""
+        """Return the rows: one per tensor, their total, and the whole model."""
         rows: list[tuple[Any, ...]] = [
             (tensor.name, " x ".join(map(str, tensor.shape)), tensor.elements, tensor.pruned,
              tensor.elements - tensor.pruned - tensor.other_zeros, tensor.sparsity)
             for tensor in self.tensors
         ]  # fmt: skip
-        kept = sum(tensor.elements - tensor.pruned - tensor.other_zeros for tensor in self.tensors)
-        rows.append(("masked", None, self.elements, self.pruned, kept, self.sparsity))
+        nonzero = sum(tensor.elements - tensor.pruned - tensor.other_zeros for tensor in self.tensors)
+        rows.append(("masked", None, self.elements, self.pruned, nonzero, self.sparsity))
         rows.append(("the model", None, self.parameters, self.pruned, None, self.pruned / max(self.parameters, 1)))
         return Report(("tensor", ">shape", ">elements", ">pruned", ">nonzero", ">sparsity"), tuple(rows))
 
@@ -96,7 +95,7 @@ class PruneReport:
 
 @checks_arguments
 def report(model: nn.Module) -> PruneReport:
-    """Return what the masks of a model prune. :func:`octavo.graph.sparsity` counts zeros without masks."""
+    """Return the report of a model's masks. :func:`octavo.graph.sparsity` counts zeros of any model."""
     tensors, nbytes = [], 0
     for path, layer, own in masked_layers(model):
         for name in own.names():

@@ -1,4 +1,4 @@
-"""Rankings: which units go. Counts are exact, ties are broken by the index, and units that are pruned stay so."""
+"""Rankings: the choice of units to prune. Counts are exact, ties are broken by the index, pruned units stay pruned."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SCOPES = ("local", "global", "isomorphic")
 
 @dataclass
 class Ranked:
-    """Scores of one :class:`~octavo.prune.granularity.Units`, and its place in the ranking.
+    """Scores of one :class:`~octavo.prune.granularity.Units` for a ranking.
 
-    ``scores``: float ``[count]``, the lowest go first; ``gone``: bool ``[count]``, pruned before. ``rows``: the ranking
-    is inside each of so many rows of equal length, the counts of which differ by one at most.
+    ``scores``: float ``[count]``, the lowest are pruned first. ``gone``: bool ``[count]``, pruned before. ``rows``:
+    number of rows of equal length that are ranked separately; their counts differ by at most one.
     """
 
     name: str
@@ -32,13 +32,13 @@ class Ranked:
     rows: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse scores that have no order. Raises NonFiniteError."""
+        """Refuse NaN and infinity. Raises NonFiniteError."""
         if not bool(torch.isfinite(self.scores).all()):
             raise NonFiniteError(f"{self.name}: scores hold NaN or infinity; accepted are finite weights and gradients")
 
 
 def lowest(scores: Tensor, count: int) -> Tensor:
-    """Return the ``count`` lowest of ``scores`` ``[n]`` as bool ``[n]``; of equal ones those of lower index.
+    """Return the ``count`` lowest of ``scores`` ``[n]`` as bool ``[n]``; ties are broken by the lower index.
 
     Exact: ``lowest(scores, count).sum() == count``.
     """
@@ -61,21 +61,21 @@ def _smallest(scores: Tensor, number: int) -> float:
 
 
 def prune_local(ranked: Ranked) -> Tensor:
-    """Return the ``round(sparsity * count)`` units that go, bool ``[count]``."""
+    """Return the ``round(sparsity * count)`` units to prune, bool ``[count]``."""
     scores = ranked.scores.masked_fill(ranked.gone, -torch.inf)
     wanted = _wanted(ranked.name, ranked.sparsity, scores.numel(), int(ranked.gone.count_nonzero()))
     if ranked.rows == 1:
         return lowest(scores, wanted)
-    # By the place in its row: the same number goes of each, and one more of the first ones. Stable: ties go by index.
+    # Ranked by the position in the row: each row loses the same number, the first ones one more. Sorting is stable.
     places = scores.view(ranked.rows, -1).argsort(dim=1, stable=True).argsort(dim=1).flatten()
     return lowest(places.double().masked_fill(ranked.gone, -1), wanted)
 
 
 def prune_together(members: Sequence[Ranked], floor: float) -> list[Tensor]:
-    """Return what goes of units ranked together: ``round(sparsity * all)``, of each at most its ``1 - floor``.
+    """Return the units to prune of members ranked together: ``round(sparsity * all)``, at most ``1 - floor`` of each.
 
-    The highest ``ceil(floor * count)`` scores of each member are kept whatever the ranking says. Raises ModelError
-    where the floors leave too few.
+    The highest ``ceil(floor * count)`` scores of each member are never pruned. Raises ModelError if the floors leave
+    too few.
     """
     sparsity, total = members[0].sparsity, sum(member.scores.numel() for member in members)
     names = members[0].name if len(members) == 1 else f"{members[0].name} and {len(members) - 1} more"
@@ -84,8 +84,8 @@ def prune_together(members: Sequence[Ranked], floor: float) -> list[Tensor]:
     for member in members:
         scores = member.scores.masked_fill(member.gone, -torch.inf)
         n = scores.numel()
-        held = math.ceil(floor * n)
-        free = lowest(scores, n - held) | member.gone
+        protected_count = math.ceil(floor * n)
+        free = lowest(scores, n - protected_count) | member.gone
         ranking.append(scores.masked_fill(~free, torch.inf))
     together = torch.cat(ranking)
     available = int((together < torch.inf).sum())
@@ -100,7 +100,7 @@ def prune_together(members: Sequence[Ranked], floor: float) -> list[Tensor]:
 def prune_n_of_m(ranked: Ranked, columns: int, keep: int, group: int) -> Tensor:
     """Return all but the ``keep`` highest of every ``group`` elements of rows of ``columns``, bool ``[count]``.
 
-    Of a short last group of r, ``ceil(r keep / group)`` are kept. Raises ModelError where more are gone already.
+    Of a short last group of r, ``ceil(r keep / group)`` are kept. Raises ModelError if more are pruned already.
     """
     if not ranked.scores.numel():
         return ranked.gone.clone()

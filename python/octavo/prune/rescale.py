@@ -1,4 +1,4 @@
-"""Scales of pruned weights: chosen again, from what is left of the weight."""
+"""Scales of pruned weights, chosen again from the remaining values."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from octavo.errors import OctavoError
 from octavo.nn.quant_layer import QuantLayer
 from octavo.quant.apply_recipe import calibrate_weight
 
-# Their weights lie on the grid of their scales already, and so do those weights with more zeros.
+# Methods whose weights are on the grid of their scales already; additional zeros are on the grid too.
 _SOLVED = ("gptq", "hqq")
 
 
 def rescale(layer: nn.Module, path: str) -> None:
-    """Choose the fixed scales of a simulated layer's weight again: as its calibration says, or as they were frozen.
+    """Choose the static scales of a simulated layer's weight again, by its calibration or by the rule of its format.
 
-    Scales that are chosen from each tensor follow by themselves; those of gptq and hqq stay. Learned ones stay the
-    Parameter they are, with new values. Raises NonFiniteError for weights that are not finite.
+    Dynamic scales need no update. Scales of gptq and hqq do not change. Learned scales remain the same Parameter, with
+    new values. Raises NonFiniteError for weights that are not finite.
     """
     quantizer = getattr(layer, "weight_quantizer", None)
     if not isinstance(layer, QuantLayer) or quantizer is None or not quantizer.is_static:

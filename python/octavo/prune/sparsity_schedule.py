@@ -1,4 +1,4 @@
-"""Schedules: how sparsity grows while a model is trained. A step is the number of the update that follows, from 0."""
+"""Schedules of sparsity in training. A step is the number of the next update, from 0."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from octavo.storage.arguments import check_fields, checks_arguments
 
 @dataclass(frozen=True)
 class Cubic:
-    """s(t) = final + (initial - final) (1 - (t - start) / steps)^3, at every ``every``-th update and at the last.
+    """s(t) = final + (initial - final) (1 - (t - start) / steps)^3, updated every ``every`` steps and at the last step.
 
     Source: Zhu and Gupta, 2017 (https://arxiv.org/abs/1710.01878), equation 1.
     """
@@ -43,7 +43,7 @@ class Cubic:
 
 @dataclass(frozen=True)
 class Iterative:
-    """Rounds of pruning and training: each prunes the same share of what is left, ``every`` updates apart.
+    """Rounds of pruning and training: each prunes the same share of the remaining weights, ``every`` updates apart.
 
     s_i = 1 - (1 - final)^(i / rounds). Source: Frankle and Carbin, 2018 (https://arxiv.org/abs/1803.03635), section 2.
     """

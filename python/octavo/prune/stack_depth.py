@@ -1,4 +1,4 @@
-"""Taking layers out of a stack: the stack, the numbers of the layers that follow, and the configuration's count."""
+"""Removal of layers from a stack: the stack, the indices of later layers, and the count in the configuration."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ _BY_SIDE = {
 
 
 def remove_layers(model: nn.Module, stack: str, layers: Sequence[str]) -> list[str]:
-    """Take the layers with these paths out of a stack, but never all; return the paths of those that went.
+    """Remove the layers with these paths from a stack, but never all of them; return the removed paths.
 
-    None go where the model has a configuration that cannot say how many there are, or whose layers compute by number.
+    Nothing is removed if the configuration has no field for the number of layers, or if layers compute with their
+    index.
     """
-    held = model.get_submodule(stack)
-    assert isinstance(held, nn.ModuleList)
+    modules = model.get_submodule(stack)
+    assert isinstance(modules, nn.ModuleList)
     gone = {int(path.rpartition(".")[2]) for path in layers}
-    if len(gone) == len(held):
+    if len(gone) == len(modules):
         gone.discard(0)
     config = getattr(model, "config", None)
     if not gone or getattr(config, "scale_attn_by_inverse_layer_idx", False):
         return []
-    kept = [number for number in range(len(held)) if number not in gone]
+    remaining = [number for number in range(len(modules)) if number not in gone]
     if config is not None:
-        name = _count_of(config, stack, len(held))
-        if name is None or not _describes(model, config, stack, name, kept):
+        name = _count_of(config, stack, len(modules))
+        if name is None or not _describes(model, config, stack, name, remaining):
             return []
-        _set(config, name, kept, len(held))
+        _set(config, name, remaining, len(modules))
         owner = getattr(model.get_submodule(stack.rpartition(".")[0]), "config", config)
-        if owner is not config and (own := _count_of(owner, "", len(held))) is not None:
-            _set(owner, own, kept, len(held))
-    for number, before in enumerate(kept):
-        for module in held[before].modules():
+        if owner is not config and (own := _count_of(owner, "", len(modules))) is not None:
+            _set(owner, own, remaining, len(modules))
+    for number, before in enumerate(remaining):
+        for module in modules[before].modules():
             if vars(module).get("layer_idx") == before:
                 vars(module)["layer_idx"] = number
     parent = model.get_submodule(stack.rpartition(".")[0])
-    setattr(parent, stack.rpartition(".")[2], nn.ModuleList(held[number] for number in kept))
+    setattr(parent, stack.rpartition(".")[2], nn.ModuleList(modules[number] for number in remaining))
     return [f"{stack}.{number}" for number in sorted(gone)]
 
 
@@ -53,26 +54,26 @@ def _count_of(config: Any, stack: str, count: int) -> str | None:
     return next((name for name in (*sides, *_COUNTS) if getattr(config, name, None) == count), None)
 
 
-def _set(config: Any, name: str, kept: Sequence[int], count: int) -> None:
-    """Write down how many layers there are, and cut lists that have a value for each."""
-    setattr(config, name, len(kept))
+def _set(config: Any, name: str, remaining: Sequence[int], count: int) -> None:
+    """Set the number of layers, and shorten lists that have a value for each layer."""
+    setattr(config, name, len(remaining))
     for key, value in list(vars(config).items()):
         if isinstance(value, list) and len(value) == count and key not in ("architectures",):
-            setattr(config, key, [value[number] for number in kept])
+            setattr(config, key, [value[number] for number in remaining])
 
 
-def _describes(model: nn.Module, config: Any, stack: str, name: str, kept: Sequence[int]) -> bool:
-    """Whether a model built from the configuration with fewer layers has them in this stack, and the rest as before."""
+def _describes(model: nn.Module, config: Any, stack: str, name: str, remaining: Sequence[int]) -> bool:
+    """Whether a model built from the configuration with fewer layers differs only in the last layers of this stack."""
     try:
         trial = copy.deepcopy(config)
         before = {path for path, _ in skeleton_of(model, trial).named_parameters()}
-        _set(trial, name, kept, len(model.get_submodule(stack)))  # type: ignore[arg-type]
+        _set(trial, name, remaining, len(model.get_submodule(stack)))  # type: ignore[arg-type]
         after = {path for path, _ in skeleton_of(model, trial).named_parameters()}
-    except Exception:  # whatever a class of another library raises at sizes that it does not take
+    except Exception:  # classes of other libraries may raise anything for sizes that they do not support
         return False
     missing = {path for path in before if path.startswith(f"{stack}.")} - after
     return before - after == missing and {int(path[len(stack) + 1 :].split(".")[0]) for path in missing} == set(
-        range(len(kept), len(model.get_submodule(stack)))  # type: ignore[arg-type]
+        range(len(remaining), len(model.get_submodule(stack)))  # type: ignore[arg-type]
     )
 
 

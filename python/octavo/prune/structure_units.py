@@ -1,4 +1,4 @@
-"""Heads, neurons and layers as units: what a dependency group names, in all tensors that it lies in."""
+"""Heads, neurons and layers as units of pruning: the slices of a dependency group in all of its tensors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from octavo.prune.groups import Group, Place, Slice
 
 @dataclass(frozen=True, eq=False)
 class StructureUnits:
-    """The units of one dependency group: pruned, their producers and their consumers are 0.
+    """The units of one dependency group. The producers and consumers of a pruned unit are 0.
 
-    ``shapes``: of the parameters that the group lies in, by name.
+    ``shapes``: shapes of the group's parameters, by name.
     """
 
     group: Group
@@ -32,7 +32,7 @@ class StructureUnits:
 
     @property
     def cohort(self) -> tuple[object, ...]:
-        """Kind and number, and the parameters but for numbers, with their shapes: equal subgraphs."""
+        """Kind and number, and the parameters' names without numbers, with their shapes: equal subgraphs."""
         named = sorted((re.sub(r"\d+", "*", name), self.shapes[name]) for name in self._names)
         return (self.group.kind, len(self.group.units), *named)
 
@@ -54,7 +54,7 @@ class StructureUnits:
 
     @property
     def places(self) -> tuple[tuple[str, str], ...]:
-        """Every parameter that the units lie in."""
+        """Every parameter that contains the units."""
         return tuple(map(_split, self._names))
 
     @cached_property
@@ -64,15 +64,15 @@ class StructureUnits:
 
     def sums(self, values: Callable[[str, str], Tensor]) -> Tensor:
         """Return the sums over all tensors, in float64."""
-        held = {name: values(*_split(name)).double() for name in self._names}
+        tensors = {name: values(*_split(name)).double() for name in self._names}
         if self.group.kind == "layer":
             return torch.stack([
-                torch.stack([one.of(held[one.name]).sum() for one in (*unit.producers, *unit.consumers)]).sum()
+                torch.stack([one.of(tensors[one.name]).sum() for one in (*unit.producers, *unit.consumers)]).sum()
                 for unit in self.group.units
             ])  # fmt: skip
         parts = []
         for place in self._places:
-            tensor = held[place.name].movedim(place.dim, 0)
+            tensor = tensors[place.name].movedim(place.dim, 0)
             along = tensor.reshape(len(tensor), -1).sum(1)
             parts.append(along[place.indices.to(along.device)].sum(1))
         return torch.stack(parts).sum(0)
@@ -85,7 +85,7 @@ class StructureUnits:
         return {_split(name): mask for name, mask in gone.items()}
 
     def _slices(self, pruned: Tensor) -> list[Slice]:
-        """Return what the pruned units hold, one slice a place."""
+        """Return the slices of the pruned units, one per place."""
         if self.group.kind == "layer":
             units = [self.group.units[int(number)] for number in pruned.nonzero()]
             return [one for unit in units for one in (*unit.producers, *unit.consumers)]
@@ -94,27 +94,28 @@ class StructureUnits:
 
     def whole(self, pruned: Callable[[str, str], Tensor]) -> Tensor:
         """Return the units of which every element is pruned already."""
-        found = self.sums(pruned)
-        return found == self.sizes.to(found.device)
+        counts = self.sums(pruned)
+        return counts == self.sizes.to(counts.device)
 
 
 def structure_units(model: nn.Module, groups: Sequence[Group], shares: Mapping[str, float]) -> list[StructureUnits]:
-    """Return the units of groups that lie in selected layers.
+    """Return the units of groups in selected layers.
 
-    ``shares``: sparsity by path of a layer; of a group that of its consumers, which have to agree. Raises ModelError
-    where they do not, or no group is left.
+    ``shares``: sparsity by path of a layer. The sparsity of a group is that of its consumers. Raises ModelError if
+    these differ, or if no group is left.
     """
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
     units = []
     for group in groups:
         readers = [_split(one.name)[0] for one in (group.consumers or _ends(group))]
-        found = sorted({shares[path] for path in readers if path in shares})
-        if len(found) > 1:
+        sparsities = sorted({shares[path] for path in readers if path in shares})
+        if len(sparsities) > 1:
             raise ModelError(
-                f"{group.name}: its {group.kind}s are given sparsities {', '.join(map(str, found))}; they go together"
+                f"{group.name}: its {group.kind}s are given sparsities {', '.join(map(str, sparsities))}; they go "
+                "together"
             )
-        if found:
-            units.append(StructureUnits(group, found[0], shapes))
+        if sparsities:
+            units.append(StructureUnits(group, sparsities[0], shapes))
     if not units and shares:
         kinds = sorted({group.kind for group in groups})
         raise ModelError(f"targets: none of the selected layers holds a {' or '.join(kinds)} that goes together")

@@ -1,4 +1,4 @@
-"""Targets: which layers are pruned, how much of each, and their weights as matrices."""
+"""Targets: the layers to prune, the sparsity of each, and their weights as matrices."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Sparsity = float | Mapping[str, float]
 class Target:
     """A layer whose weight is pruned.
 
-    ``layer``: the module; ``view``: itself, or a simulated layer over the same Parameter, without quantizers, which
-    knows the weight as a matrix. ``sparsity``: the share of its units that is to be pruned.
+    ``layer``: the module. ``view``: the module, or a simulated layer over the same Parameter without quantizers, which
+    gives the weight as a matrix. ``sparsity``: the share of its units to prune.
     """
 
     path: str
@@ -53,11 +53,11 @@ class Target:
         return rows, columns
 
     def matrix(self, values: Tensor) -> Tensor:
-        """Return values in the shape of the weight as the matrix ``[N, K]``."""
+        """Reshape values of the weight's shape to the matrix ``[N, K]``."""
         return values.t() if self._is_transposed else values.flatten(1)
 
     def weight_of(self, matrix: Tensor) -> Tensor:
-        """Return a matrix ``[N, K]`` in the shape of the weight."""
+        """Reshape a matrix ``[N, K]`` to the shape of the weight."""
         return (matrix.t() if self._is_transposed else matrix.reshape(self.view._own("weight").shape)).contiguous()
 
     @property
@@ -66,22 +66,22 @@ class Target:
         return kind is not None and kind.weight_axis == 0
 
 
-def check_sparsity(value: object, what: str = "sparsity") -> float:
-    """Return a share from 0 to below 1. Raises ModelError."""
+def check_sparsity(value: object, label: str = "sparsity") -> float:
+    """Return a share from 0 to below 1. Raises ModelError, naming ``label``."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
-        raise ModelError(f"{what} is {shown(value)}; accepted are shares from 0 to below 1")
+        raise ModelError(f"{label} is {shown(value)}; accepted are shares from 0 to below 1")
     return float(value)
 
 
 def selected_layers(model: nn.Module, targets: Targets, sparsity: Sparsity) -> dict[str, float]:
     """Return the sparsity of each target layer by path, in the order of ``named_modules()``.
 
-    ``targets``: selectors of a recipe; None: every linear and convolutional layer, not embeddings, whose rows are read
-    and not multiplied. ``sparsity``: of all of them, or selector -> sparsity, of which the last that matches counts;
-    layers that none matches, or that get 0, are left.
+    ``targets``: selectors of a recipe; None: every linear and convolutional layer, without embeddings, whose rows are
+    looked up. ``sparsity``: one for all, or selector -> sparsity, where the last selector that matches decides; layers
+    without a match, or with 0, are not pruned.
 
-    Raises DTypeError for what is no module, ModelError for selectors that select no layer, naming the nearest, for
-    packed layers and other sparsities.
+    Raises DTypeError for an argument that is no module, ModelError for selectors that select no layer, with the nearest
+    names, for packed layers and for invalid sparsities.
     """
     if not isinstance(model, nn.Module):
         raise DTypeError(f"a torch.nn.Module is pruned, got a {type(model).__name__}")
@@ -108,12 +108,12 @@ def _chosen(model: nn.Module, sites: list[Site], targets: Targets) -> list[str]:
         texts = (targets,) if isinstance(targets, str) else tuple(targets)
         if not texts:
             raise ModelError("targets is empty; name layers, such as 'type:Linear'")
-        found = {path for text in texts for path in _matching(sites, text)}
+        paths = {path for text in texts for path in _matching(sites, text)}
     else:
-        found = {site.module for site in sites if site.is_default and not site.is_lookup}
+        paths = {site.module for site in sites if site.is_default and not site.is_lookup}
     chosen: dict[int, str] = {}  # a weight that layers share is pruned once
     for site in sites:
-        if site.module in found and kind_of(model.get_submodule(site.module)) is not None:
+        if site.module in paths and kind_of(model.get_submodule(site.module)) is not None:
             chosen.setdefault(id(site.tensor), site.module)
     if chosen:
         return list(chosen.values())
@@ -124,19 +124,19 @@ def _chosen(model: nn.Module, sites: list[Site], targets: Targets) -> list[str]:
 
 
 def _matching(sites: list[Site], text: str) -> list[str]:
-    """Return the layers that a selector means. Raises ModelError with the nearest names where there are none."""
+    """Return the layers that a selector matches. Raises ModelError with the nearest names if there are none."""
     selector = parse_selector(text)
     options = {selector.kind: selector.pattern, "pick": selector.pick} if selector.kind else {}
     rule = Rule(**options, weight=KEEP)  # type: ignore[arg-type] # keys are those of a rule
     try:
-        found = decide([rule], sites, kind="layer")
+        decisions = decide([rule], sites, kind="layer")
     except FormatError as error:
         raise ModelError(f"targets: {str(error).replace(f'rule {str(rule)!r}', repr(text))}") from None
-    return [decision.site.module for decision in found if decision.rule is not None]
+    return [decision.site.module for decision in decisions if decision.rule is not None]
 
 
 def target_of(model: nn.Module, path: str, sparsity: float) -> Target:
-    """Return a layer as a target. Raises DTypeError or ModelError for a weight that is not its own or has no values."""
+    """Return a layer as a target. Raises DTypeError or ModelError for a weight that is computed or has no values."""
     layer = model.get_submodule(path)
     kind = kind_of(layer)
     assert kind is not None  # it was selected
