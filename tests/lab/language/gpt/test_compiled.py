@@ -75,7 +75,7 @@ def test_the_operation_of_rotary_positions_is_the_function():
     cosine, sine = torch.ops.octavo_lab.rotary_table(positions, turns)
     first, second = x.chunk(2, -1)
     wanted = torch.cat([first * cosine + second * sine, second * cosine - first * sine], -1)
-    assert torch.equal(rotary_positions.turned(x, positions, turns), wanted)
+    assert torch.equal(rotary_positions.apply_rotary(x, positions, turns), wanted)
 
 
 @pytest.mark.parametrize(
