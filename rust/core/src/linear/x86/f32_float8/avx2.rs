@@ -32,7 +32,6 @@ impl Kernel for Sums {
 /// # Safety
 /// As there.
 #[target_feature(enable = "avx2,fma,f16c")]
-#[expect(clippy::needless_range_loop, reason = "loops over constants are unrolled, iterators are not")]
 unsafe fn add<const R: usize, const M: usize, const WIDE: bool, const SHARE: usize>(
     operands: &Operands<R>,
     chains: &mut [Chains; R],

@@ -28,7 +28,6 @@ impl Kernel for Sums {
 /// # Safety
 /// As there.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-#[expect(clippy::needless_range_loop, reason = "loops over constants are unrolled, iterators are not")]
 unsafe fn add<const R: usize, const M: usize, const WIDE: bool, const SHARE: usize>(
     operands: &Operands<R>,
     chains: &mut [Chains; R],

@@ -443,7 +443,8 @@ mod tests {
     fn all_codes(text: &str, k: usize) -> Sample {
         let mut sample = Sample::new(&vec![1.0; 256 * k], k, Format::parse(text).unwrap());
         for (code, row) in sample.codes.chunks_mut(k).enumerate() {
-            let column = |column: usize| if (column + code) % 5 == 0 { code as u8 } else { 0x23 + column as u8 };
+            let column =
+                |column: usize| if (column + code).is_multiple_of(5) { code as u8 } else { 0x23 + column as u8 };
             row.iter_mut().enumerate().for_each(|(at, to)| *to = column(at));
         }
         sample
