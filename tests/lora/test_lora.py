@@ -199,7 +199,7 @@ def test_fusing_all_layers_or_none(model, ids):
     with pytest.raises(NonFiniteError, match=r"lora: layers\.1\.up: 128 of 65536 weights"):
         lora.fuse(adapted)
     bad.data.copy_(good)
-    assert all(own.kept is None for own in lora.adapters(adapted).values())
+    assert all(own.original is None for own in lora.adapters(adapted).values())
     assert all(parameter is weights[name] for name, parameter in adapted.named_parameters())
     with pytest.raises(CalibrationError, match="samples, batch 0"):
         lora.fuse(adapted, samples=torch.zeros(3, 7))
@@ -214,7 +214,7 @@ def test_a_failure_to_requantize_names_the_layer_and_leaves_all(model, ids, kind
     with pytest.raises(NonFiniteError, match="lora: pooler: "):
         lora.fuse(adapted)
     assert lora.base_hash(adapted) == before
-    assert all(own.kept is None for own in lora.adapters(adapted).values())
+    assert all(own.original is None for own in lora.adapters(adapted).values())
 
 
 def test_fusing_in_half_precision_tells_overflow_and_what_rounding_lost():
