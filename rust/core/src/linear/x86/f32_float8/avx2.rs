@@ -16,7 +16,8 @@ const PAIR: usize = 2 * LANES;
 pub(super) struct Sums;
 
 impl Kernel for Sums {
-    const ROWS: [usize; 4] = [2, 2, 1, 1];
+    const NAME: &'static str = "fma float8 avx2";
+    const INPUTS: usize = 4;
 
     unsafe fn add<const R: usize, const M: usize, const WIDE: bool, const SHARE: usize>(
         operands: &Operands<R>,
@@ -116,9 +117,12 @@ unsafe fn vector<const R: usize, const M: usize, const WIDE: bool, const SHARE: 
             };
             let mut stored = Line([0u16; LANES]);
             _mm256_store_si256(stored.0.as_mut_ptr().cast(), halves);
-            let scale = _mm256_broadcast_ss(&*operands.scales[r].add(at / LANES / SHARE));
             for half in 0..2 {
-                let weights = _mm256_mul_ps(floats(stored.0.as_ptr().add(half * HALF)), scale);
+                let mut weights = floats(stored.0.as_ptr().add(half * HALF));
+                if SHARE > 0 {
+                    let scale = _mm256_broadcast_ss(&*operands.scales[r].add(at / LANES / SHARE.max(1)));
+                    weights = _mm256_mul_ps(weights, scale);
+                }
                 for i in 0..M {
                     let x = _mm256_loadu_ps(operands.x.add(at * M + i * LANES + half * HALF));
                     all[r][i][half] = _mm256_fmadd_ps(weights, x, all[r][i][half]);

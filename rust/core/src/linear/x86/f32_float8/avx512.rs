@@ -12,7 +12,8 @@ const HALVES: usize = 2 * LANES;
 pub(super) struct Sums;
 
 impl Kernel for Sums {
-    const ROWS: [usize; 4] = [4, 4, 4, 2];
+    const NAME: &'static str = "fma float8 avx512";
+    const INPUTS: usize = 8;
 
     unsafe fn add<const R: usize, const M: usize, const WIDE: bool, const SHARE: usize>(
         operands: &Operands<R>,
@@ -108,9 +109,12 @@ unsafe fn block<const R: usize, const M: usize, const WIDE: bool, const SHARE: u
                 };
                 let halves = [_mm512_castsi512_si256(halves), _mm512_extracti64x4_epi64::<1>(halves)];
                 for half in 0..2 {
-                    let group = (at / LANES + half) / SHARE;
-                    let scale = _mm512_set1_ps(*operands.scales[r].add(group));
-                    weights[r][half] = _mm512_mul_ps(_mm512_cvtph_ps(halves[half]), scale);
+                    weights[r][half] = _mm512_cvtph_ps(halves[half]);
+                    if SHARE > 0 {
+                        let group = (at / LANES + half) / SHARE.max(1);
+                        let scale = _mm512_set1_ps(*operands.scales[r].add(group));
+                        weights[r][half] = _mm512_mul_ps(weights[r][half], scale);
+                    }
                 }
             }
             for half in 0..2 {

@@ -35,7 +35,7 @@ const SLAB: usize = 16;
 const SPAN_INPUTS: usize = 4096;
 /// Rows of weights from those that are multiplied to those that are prefetched.
 const AHEAD: usize = 4;
-/// Rows of inputs multiplied with weights while those are in registers. More take turns.
+/// Rows of inputs multiplied with weights while those are in registers, at most.
 const INPUTS: usize = 8;
 /// Columns whose codes are loaded together: rows have scales for whole blocks.
 const BLOCK: usize = 64;
@@ -92,6 +92,11 @@ impl Minifloat {
         self.group.min(GROUP)
     }
 
+    /// What inputs are multiplied with instead of weights, exactly: nothing where weights have scales, or inputs could vanish.
+    fn input_factor(&self) -> Option<f32> {
+        (self.bias.is_none() && self.power >= 0).then(|| exp2(self.power) as f32)
+    }
+
     /// What is added to the code of a scale, to make it the exponent field of a float32.
     const fn raise(&self) -> i32 {
         match self.bias {
@@ -127,40 +132,56 @@ pub(in crate::linear) fn takes(problem: &Problem) -> bool {
 /// # Errors
 /// Where memory is short or threads cannot be started.
 pub(in crate::linear) fn run(product: &FloatProduct<'_>) -> Result<()> {
-    let Problem { weight: format, columns: n, .. } = product.problem;
+    let format = product.problem.weight;
     let minifloat = code_tables::require(code_tables::minifloat(format), format)?;
-    let avx512 = product.rows.level() == Level::Avx512;
-    ran::note(if avx512 { "fma float8 avx512" } else { "fma float8 avx2" });
+    // SAFETY: the table asks for the instructions.
+    unsafe {
+        match product.rows.level() {
+            Level::Avx512 => run_on::<avx512::Sums>(product, &minifloat),
+            _ => run_on::<avx2::Sums>(product, &minifloat),
+        }
+    }
+}
+
+/// [`run`] with some instructions.
+///
+/// # Errors
+/// As there.
+///
+/// # Safety
+/// The processor must have the instructions of the kernel.
+unsafe fn run_on<K: Kernel>(product: &FloatProduct<'_>, minifloat: &Minifloat) -> Result<()> {
+    ran::note(K::NAME);
     product.in_chunks(usize::MAX, |x, m, out| {
-        let product = Product { minifloat: &minifloat, rows: &product.rows, x: arrange(x, m)?, stride: x.stride, m };
-        let fallback = Fallback::new(product.rows, x, m, out);
-        // SAFETY: the table asks for the instructions.
+        let fallback = Fallback::new(&product.rows, x, m, out);
+        // SAFETY: as the caller promises.
         unsafe {
-            match avx512 {
-                true => product.multiply::<avx512::Sums>(n, out, &fallback),
-                false => product.multiply::<avx2::Sums>(n, out, &fallback),
-            }
+            Product::new::<K>(minifloat, &product.rows, x, m)?.multiply::<K>(product.problem.columns, out, &fallback)
         }
     })
 }
 
-/// Inputs in the order in which kernels read them: of each [`INPUTS`] rows a vector of every row, then the next ones. Rows beyond
-/// the last, up to a power of two, are zeros.
+/// Inputs in the order in which kernels read them: of each so many rows a vector of every row, then the next ones. Rows beyond
+/// the last, up to a power of two, are zeros. All are multiplied with a power of two; `None` where one overflows.
 ///
 /// # Errors
 /// Where memory is short.
-fn arrange(x: &Inputs<'_>, m: usize) -> Result<Vec<Line<f32, LANES>>> {
+fn arrange(x: &Inputs<'_>, m: usize, rows: usize, factor: f32) -> Result<Option<Vec<Line<f32, LANES>>>> {
     let vectors = x.stride / LANES;
-    let parts = (0..m).step_by(INPUTS).map(|first| (first, INPUTS.min(m - first)));
+    let parts = (0..m).step_by(rows).map(|first| (first, rows.min(m - first)));
     let mut all =
         zeroed::<Line<f32, LANES>>(parts.clone().map(|(_, count)| count.next_power_of_two() * vectors).sum())?;
-    for ((first, count), to) in parts.zip(all.chunks_mut((INPUTS * vectors).max(1))) {
+    let mut overflow = false;
+    for ((first, count), to) in parts.zip(all.chunks_mut((rows * vectors).max(1))) {
         for i in 0..count {
             let to = to.iter_mut().skip(i).step_by(count.next_power_of_two());
-            to.zip(x.row(first + i).as_chunks::<LANES>().0).for_each(|(to, from)| to.0 = *from);
+            for (to, from) in to.zip(x.row(first + i).as_chunks::<LANES>().0) {
+                to.0 = from.map(|x| x * factor);
+                overflow |= to.0.iter().zip(from).fold(false, |any, (to, x)| any | (to.is_infinite() & x.is_finite()));
+            }
         }
     }
-    Ok(all)
+    Ok(Some(all).filter(|_| !overflow))
 }
 
 /// Rows of weights and of inputs that are multiplied with each other.
@@ -181,11 +202,13 @@ type Chains = [[f32; LANES]; INPUTS];
 
 /// Sums of products, by instruction set.
 trait Kernel {
-    /// Rows of weights multiplied at a time with one, two, four and eight rows of inputs: 4, 2 or 1.
-    const ROWS: [usize; 4];
+    /// Its name in the table.
+    const NAME: &'static str;
+    /// Rows of inputs multiplied with weights while those are in registers, 8 or 4. More take turns.
+    const INPUTS: usize;
 
     /// Adds products to the chains of each row of weights, and returns the largest code with the bit of the sign. Codes are E5M2
-    /// if `WIDE`, else E4M3. `SHARE` vectors have one scale: two, or one.
+    /// if `WIDE`, else E4M3. `SHARE` vectors have one scale: two, or one; 0 where weights have none.
     ///
     /// # Safety
     /// The processor must have the instructions; rows must have the columns, and scales and inputs for them.
@@ -201,12 +224,29 @@ struct Product<'a> {
     rows: &'a Rows<'a>,
     /// As [`arrange`] has them.
     x: Vec<Line<f32, LANES>>,
+    /// Weights are multiplied with scales; else inputs are.
+    is_scaled: bool,
     /// Columns of a row of inputs, filled up to whole vectors.
     stride: usize,
     m: usize,
 }
 
-impl Product<'_> {
+impl<'a> Product<'a> {
+    /// The product of rows of weights of a minifloat with `m` rows of inputs, filled with zeros to whole vectors.
+    ///
+    /// # Errors
+    /// Where memory is short.
+    fn new<K: Kernel>(minifloat: &'a Minifloat, rows: &'a Rows<'a>, x: &Inputs<'_>, m: usize) -> Result<Self> {
+        let arrange = |factor| arrange(x, m, K::INPUTS, factor);
+        let scaled = minifloat.input_factor().map(arrange).transpose()?.flatten();
+        let (is_scaled, stride) = (scaled.is_none(), x.stride);
+        let x = match scaled {
+            Some(x) => x,
+            None => arrange(1.0)?.unwrap_or_default(), // nothing overflows
+        };
+        Ok(Self { minifloat, rows, x, is_scaled, stride, m })
+    }
+
     /// Writes all products with `n` rows of weights.
     ///
     /// # Errors
@@ -220,23 +260,21 @@ impl Product<'_> {
         let groups = self.rows.k.next_multiple_of(BLOCK) / self.minifloat.group();
         pool::try_for_each(n.div_ceil(UNIT), work, |unit| {
             let (start, end) = (unit * UNIT, n.min((unit + 1) * UNIT));
-            let mut scales = zeroed::<f32>(SLAB * groups)?;
+            let (mut scales, mut chains) = (zeroed::<f32>(SLAB * groups)?, zeroed::<Chains>(SLAB)?);
             scales.fill(exp2(self.minifloat.power) as f32);
             for first in (start..end).step_by(SLAB) {
                 let count = SLAB.min(end - first);
                 let rows = scales.chunks_mut(groups.max(1)).take(count).enumerate();
                 let mut exact = { rows }.all(|(r, scales)| self.read_scales(first + r, scales));
-                for row in (0..self.m).step_by(INPUTS) {
-                    let m = INPUTS.min(self.m - row);
+                for row in (0..self.m).step_by(K::INPUTS) {
+                    let m = K::INPUTS.min(self.m - row);
+                    let slab = Slab { first, count, row, m, scales: &scales };
                     // SAFETY: as the caller promises; the rows are the matrix's and the inputs'; every unit writes its own columns.
                     unsafe {
-                        let slab = Slab { first, count, row, m, scales: &scales };
-                        let Some(chains) = exact.then(|| self.chains::<K>(&slab)).flatten() else {
-                            exact = false;
-                            break;
-                        };
-                        for i in 0..m {
-                            let mut values = chains.map(|chains| reference::product(chains[i]));
+                        exact = exact && self.add::<K>(&slab, &mut chains);
+                        for i in 0..if exact { m } else { 0 } {
+                            let mut values = [0.0; SLAB];
+                            values.iter_mut().zip(&chains).for_each(|(to, chains)| *to = reference::product(chains[i]));
                             out.write(row + i, first, &mut values[..count]);
                         }
                     }
@@ -255,12 +293,13 @@ impl Product<'_> {
         let Minifloat { bias: Some(_), group, .. } = *self.minifloat else { return true };
         let (stored, groups) = self.rows.scales();
         let (stored, raise) = (&stored[row * groups..][..groups], self.minifloat.raise());
-        let (mut least, mut most) = (u8::MAX, 0);
-        let each = group / self.minifloat.group();
-        for (to, &code) in to.chunks_mut(each).zip(stored) {
-            (least, most) = (least.min(code), most.max(code));
-            to.fill(f32::from_bits((i32::from(code) + raise).cast_unsigned() << 23));
+        let scale = |code: u8| f32::from_bits((i32::from(code) + raise).cast_unsigned() << 23);
+        match group / self.minifloat.group() {
+            // A loop of its own, which is vectorized.
+            1 => to.iter_mut().zip(stored).for_each(|(to, &code)| *to = scale(code)),
+            each => to.chunks_mut(each).zip(stored).for_each(|(to, &code)| to.fill(scale(code))),
         }
+        let (least, most) = (stored.iter().fold(u8::MAX, |a, &b| a.min(b)), stored.iter().fold(0, |a, &b| a.max(b)));
         if i32::from(most) + raise - BIAS > MAX_EXPONENT {
             return false;
         }
@@ -283,36 +322,41 @@ impl Product<'_> {
         })
     }
 
-    /// The sums of a slab; `None` where a code is not that of a finite number.
+    /// Makes chains those of a slab; false where a code is not that of a finite number.
     ///
     /// # Safety
     /// As for [`Self::multiply`]; the rows must be the matrix's, and their scales read, and the inputs'.
-    unsafe fn chains<K: Kernel>(&self, slab: &Slab<'_>) -> Option<[Chains; SLAB]> {
+    unsafe fn add<K: Kernel>(&self, slab: &Slab<'_>, chains: &mut [Chains]) -> bool {
+        chains.iter_mut().for_each(|chains| chains[..slab.m].fill([0.0; LANES]));
         // SAFETY: as the caller promises.
         unsafe {
-            match (slab.m, K::ROWS) {
-                (1, [4, ..]) => self.unrolled::<K, 4, 1>(slab),
-                (1, _) => self.unrolled::<K, 2, 1>(slab),
-                (2, [_, 4, ..]) => self.unrolled::<K, 4, 2>(slab),
-                (2, _) => self.unrolled::<K, 2, 2>(slab),
-                (3 | 4, [_, _, 4, _]) => self.unrolled::<K, 4, 4>(slab),
-                (3 | 4, _) => self.unrolled::<K, 1, 4>(slab),
-                (_, [_, _, _, 2]) => self.unrolled::<K, 2, 8>(slab),
-                _ => self.unrolled::<K, 1, 8>(slab),
+            match (slab.m, K::INPUTS) {
+                (1, 8) => self.unrolled::<K, 4, 1>(slab, chains),
+                (1, _) => self.unrolled::<K, 2, 1>(slab, chains),
+                (2, 8) => self.unrolled::<K, 4, 2>(slab, chains),
+                (2, _) => self.unrolled::<K, 2, 2>(slab, chains),
+                (3 | 4, 8) => self.unrolled::<K, 4, 4>(slab, chains),
+                (_, 8) => self.unrolled::<K, 2, 8>(slab, chains),
+                _ => self.unrolled::<K, 1, 4>(slab, chains),
             }
         }
     }
 
-    /// [`Self::chains`] with `R` rows of weights at a time and at most `M` rows of inputs.
+    /// [`Self::add`] with `R` rows of weights at a time and at most `M` rows of inputs.
     ///
     /// # Safety
     /// As there.
-    unsafe fn unrolled<K: Kernel, const R: usize, const M: usize>(&self, slab: &Slab<'_>) -> Option<[Chains; SLAB]> {
+    unsafe fn unrolled<K: Kernel, const R: usize, const M: usize>(
+        &self,
+        slab: &Slab<'_>,
+        chains: &mut [Chains],
+    ) -> bool {
         let &Slab { first, count, row, scales, .. } = slab;
         let ((codes, row_bytes), k) = (self.rows.codes(), self.rows.k);
         let groups = scales.len() / SLAB;
+        let share = if self.is_scaled { self.minifloat.group() / LANES } else { 0 };
         let x = self.x[row * (self.stride / LANES)..].as_ptr().cast();
-        let (mut chains, mut most) = ([[[0.0; LANES]; INPUTS]; SLAB], 0);
+        let mut most = 0;
         for start in (0..k).step_by(SPAN_INPUTS / M) {
             let columns = start..k.min(start + SPAN_INPUTS / M);
             for (part, chains) in chains.as_chunks_mut::<R>().0.iter_mut().enumerate().take(count.div_ceil(R)) {
@@ -327,17 +371,19 @@ impl Product<'_> {
                 };
                 // SAFETY: as the caller promises.
                 let largest = unsafe {
-                    match (self.minifloat.wide, self.minifloat.group() == GROUP) {
-                        (false, true) => K::add::<R, M, false, 2>(&operands, chains),
-                        (false, false) => K::add::<R, M, false, 1>(&operands, chains),
-                        (true, true) => K::add::<R, M, true, 2>(&operands, chains),
-                        (true, false) => K::add::<R, M, true, 1>(&operands, chains),
+                    match (self.minifloat.wide, share) {
+                        (false, 0) => K::add::<R, M, false, 0>(&operands, chains),
+                        (false, 1) => K::add::<R, M, false, 1>(&operands, chains),
+                        (false, _) => K::add::<R, M, false, 2>(&operands, chains),
+                        (true, 0) => K::add::<R, M, true, 0>(&operands, chains),
+                        (true, 1) => K::add::<R, M, true, 1>(&operands, chains),
+                        (true, _) => K::add::<R, M, true, 2>(&operands, chains),
                     }
                 };
                 most = most.max(largest);
             }
         }
-        (most <= self.minifloat.last).then_some(chains)
+        most <= self.minifloat.last
     }
 }
 
@@ -379,14 +425,15 @@ mod tests {
             let mut result = vec![0.0f32; m * n];
             let mut values = ValuesMut::F32(&mut result);
             let out = Biased::new(Outputs::new(&mut values, n, level), bias);
-            let product =
-                Product { minifloat: &minifloat, rows: &rows, x: arrange(&x, m).unwrap(), stride: x.stride, m };
             let fallback = Fallback::new(&rows, &x, m, &out);
             // SAFETY: the level was detected.
             unsafe {
-                match level {
-                    Level::Avx512 => product.multiply::<avx512::Sums>(n, &out, &fallback).unwrap(),
-                    _ => product.multiply::<avx2::Sums>(n, &out, &fallback).unwrap(),
+                if level == Level::Avx512 {
+                    let product = Product::new::<avx512::Sums>(&minifloat, &rows, &x, m).unwrap();
+                    product.multiply::<avx512::Sums>(n, &out, &fallback).unwrap();
+                } else {
+                    let product = Product::new::<avx2::Sums>(&minifloat, &rows, &x, m).unwrap();
+                    product.multiply::<avx2::Sums>(n, &out, &fallback).unwrap();
                 }
             }
             let bits = |all: &[f32]| all.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
@@ -456,7 +503,9 @@ mod tests {
             let sample = all_codes(text, k);
             let mut x: Vec<f32> = (0..3 * k).map(noise).collect();
             compare(&sample, (256, k), &x, &[], text);
-            (x[3], x[k + 7], x[2 * k + 9]) = (f32::INFINITY, f32::NAN, f32::MAX);
+            (x[3], x[k + 7], x[2 * k + 9]) = (f32::INFINITY, f32::NAN, f32::NEG_INFINITY);
+            compare(&sample, (256, k), &x, &[], text);
+            x[5] = f32::MAX;
             compare(&sample, (256, k), &x, &[], text);
         }
     }
