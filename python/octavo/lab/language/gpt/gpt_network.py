@@ -158,6 +158,12 @@ class GPT(nn.Module):
         # A tuple: these modules are members elsewhere already.
         self._routed: tuple[Any, ...] = tuple(part for part in self.blocks.modules() if hasattr(part, "end_pass"))
 
+    def example_inputs(self) -> dict[str, Tensor]:
+        """Return ids that are 0, to capture the model with."""
+        from octavo.graph.example_inputs import example_ids  # graph loads torch.export
+
+        return {"ids_BT": example_ids(self)}
+
     def forward(self, ids_BT: Tensor, targets_BT: Tensor | None = None, *, window: int | None = None) -> Any:
         """Return log-probabilities ``[B, T, V]`` float32, or with targets the objective's sum and its parts.
 

@@ -38,6 +38,12 @@ class Seq2Seq(nn.Module):
         """Take in one token a row and return logits ``[B, V]`` of the next; ``state`` is changed."""
         raise NotImplementedError
 
+    def example_inputs(self) -> dict[str, Tensor]:
+        """Return a source and a target of ids that are 0, to capture the model with."""
+        from octavo.graph.example_inputs import example_ids  # graph loads torch.export
+
+        return {"source_BS": example_ids(self), "target_BT": example_ids(self)}
+
     def forward(self, source_BS: Tensor, target_BT: Tensor) -> Tensor:
         """Return logits ``[B, T, V]`` of every target token, given those before it (teacher forcing).
 
