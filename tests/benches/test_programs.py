@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.quick import spread
+from octavo import _core
 
 BENCHES = Path(__file__).resolve().parents[2] / "benches"
 PROGRAMS = sorted(path.stem for path in BENCHES.glob("[!_]*.py"))
@@ -85,6 +86,14 @@ def test_a_tiny_bench_ends_well(program, tmp_path):
     assert ended.returncode == 0, ended.stderr
     report = json.loads((tmp_path / "figures.json").read_text())
     assert report["machine"]["cpu"]
+
+
+@pytest.mark.skipif(_core.simd_level() not in ("avx2", "avx512"), reason="a processor without AVX2")
+def test_products_are_limited_to_avx2(tmp_path):
+    tiny = ("--formats", "mxint8", "--size", "64x64", "--batches", "1", "--rounds", "1", "--rotate-mb", "1")
+    ended = run("linear", *tiny, "--simd", "avx2", "--force", "--json", str(tmp_path / "figures.json"))
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((tmp_path / "figures.json").read_text())["machine"]["simd"] == "avx2"
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ def test_a_network_of_somebody_else_has_no_configuration_of_ours(tmp_path):
     [
         ({"octavo": 3}, "version 3; this Octavo reads 1 and 2; update it"),
         ({"octavo": None}, "version None"),
-        ({"kind": "bert"}, "kind 'bert'; accepted is 'seq2seq' or 'classifier' or 'gpt'"),
+        ({"kind": "bert"}, "kind 'bert'; accepted is 'classifier' or 'gpt' or 'seq2seq'"),
         ({"width": 2**40}, "width is 1099511627776"),
         ({"width": 4096}, "with width = 4096 it describes weights"),
         ({"layers": 4000}, "with layers = 4000 it describes"),

@@ -81,7 +81,7 @@ def _entry_points() -> dict[str, dict[str, EntryPoint]]:
 
 def kinds() -> list[str]:
     """Return the kinds of networks that installed packages bring; nothing is imported."""
-    return list(_entry_points())
+    return sorted(_entry_points())
 
 
 def subject(kind: str) -> Subject:
