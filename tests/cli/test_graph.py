@@ -66,6 +66,23 @@ def test_operators_and_drawings(octavo, made):
     assert drawn.startswith("digraph model {") and drawn.count(" -> ") == 7
 
 
+def test_nodes_of_fx_have_their_three_dictionaries(octavo, made):
+    text = octavo("graph", f"{made}:calibrated", "--view", "fx", "--batch", 8).stdout
+    assert "Sequential: 1 placeholder, 7 call_module, 1 output" in text and "hardware at batch 8" in text
+    found = json.loads(octavo("graph", f"{made}:calibrated", "--view", "fx", "--batch", 8, "--json").stdout)
+    assert [node["op"] for node in found["nodes"]] == ["placeholder", *["call_module"] * 7, "output"]
+    first = found["nodes"][1]
+    assert first["hardware"] == {"macs": 8 * 32 * 32, "bitops": 8 * 32**4, "bytes": 6272, "placement": "cpu"}
+    assert first["common"]["args"]["0.0.weight"] == {"shape": [32, 32], "dtype": "float32", "format": None}
+    assert 0.15 < first["software"]["args"]["0.0.weight"]["statistics"]["high"] < 0.18
+    assert first["software"]["results"]["linear"]["statistics"] is not None, "of the batches that the function returns"
+    given = ("graph", f"{made}:make", "--view")
+    assert "accepted is fx" in octavo(*given, "mase", code=2).output
+    assert "leave --level out" in octavo(*given, "fx", "--level", "operator", code=2).output
+    assert "leave --recipe out" in octavo(*given, "fx", "--recipe", "mxint8", code=2).output
+    assert "'sequence' is no size of this graph" in octavo(*given, "fx", "--sequence", 4, code=2).output
+
+
 def test_differences(octavo, made):
     assert octavo("graph", f"{made}:make", "--diff", f"{made}:make").stdout == "no difference\n"
     found = json.loads(octavo("graph", f"{made}:make", "--diff", f"{made}:less", "--json").stdout)

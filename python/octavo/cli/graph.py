@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,10 @@ def run(
         typer.Argument(metavar="MODEL", help="polynomials, minilm, the folder of a model, or package.module:function."),
     ],
     level: Annotated[str, typer.Option(metavar="module|operator", help="What a row is.")] = "module",
+    view: Annotated[
+        str | None,
+        typer.Option(metavar="fx", help="Nodes as torch.fx names them, with the dictionaries of MASE on each."),
+    ] = None,
     recipe: Annotated[
         str | None, typer.Option(metavar="TEXT|FILE", help="Price the model as packed by this recipe.")
     ] = None,
@@ -42,7 +47,7 @@ def run(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Texts, one a line or labelled, for passes that calibrate on data."),
+        typer.Option(metavar="FILE", help="Texts, one a line or labelled, for passes that calibrate and for --view."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Write the model that --pipeline makes.")
@@ -66,6 +71,7 @@ def run(
       octavo graph minilm
       octavo graph minilm --recipe 'int4:g32 input=int8' --batch 8
       octavo graph bert/ --level operator
+      octavo graph bert/ --view fx --data texts.txt        placeholder, call_module ..., and three dictionaries
       octavo graph bert/ --without labels --diff bert/     what do labels add?
       octavo graph bert/ --html bert.html                  a page that folds, one file
       octavo graph bert/ --pipeline small.toml --diff bert/  what do its passes change?
@@ -81,16 +87,22 @@ def run(
 
     if level not in ("module", "operator"):
         raise ModelError(f"--level {level!r}; accepted are module and operator")
+    if view is not None:
+        others = {"--level": level != "module", "--diff": diff, "--dot": dot, "--html": html, "--pipeline": pipeline}
+        _check_view(view, [name for name, value in {**others, "--recipe": recipe}.items() if value])
     if pipeline is None:
         if out is not None:
             raise ModelError("--out writes the model that --pipeline makes; give the file of a pipeline")
-        if data is not None:
+        if data is not None and view is None:
             raise ModelError("--data calibrates passes of --pipeline; give the file of a pipeline")
     if html is not None and (dot or diff is not None):
         raise ModelError(f"--html shows the model alone; leave {'--dot' if dot else '--diff'} out")
     if out is not None:
         check_out(model, out, force=force)
     given = _sizes(size or ())
+    if view is not None:
+        _show_fx(model, data, without or (), {"batch": batch, "sequence": sequence, **given}, json)
+        return
     rules = None if recipe is None else read_recipe(recipe)
     passes = None if pipeline is None else Pipeline.of(pipeline)
     if passes is None:
@@ -120,9 +132,7 @@ def run(
             stdout.print("no difference")
         return
     costs = graph.costs(rules)
-    sizes = {name: count for name, count in (("batch", 1), ("sequence", 128)) if name in costs.sizes}
-    sizes.update({name: count for name, count in (("batch", batch), ("sequence", sequence)) if count is not None})
-    sizes.update(given)
+    sizes = _all_sizes(costs, {"batch": batch, "sequence": sequence, **given})
     if html is not None:
         with files.whole(html, "w") as file:
             file.write(to_html(graph, rules, **sizes))
@@ -134,12 +144,95 @@ def run(
     stdout.print()
     print_table(stdout, costs.to_table(**sizes))
     stdout.print()
-    told = ", ".join(f"{name} {size}" for name, size in {**costs.sizes, **sizes}.items())
     stdout.print(f"{graph}")
-    stdout.print(f"costs at {told or 'the sizes that the model fixes'}")
+    stdout.print(f"costs at {_size_text({**costs.sizes, **sizes})}")
     for what, path in (("page", html), ("model", out)):
         if path is not None:
             stdout.print(f"{what}: {path}")
+
+
+def _check_view(view: str, others: Sequence[str]) -> None:
+    """Raise ModelError for another view than fx, and for an option that says otherwise what is shown."""
+    from octavo.errors import ModelError
+
+    if view != "fx":
+        raise ModelError(f"--view {view!r}; accepted is fx")
+    if others:
+        raise ModelError(f"--view fx shows the nodes of the model as it is; leave {others[0]} out")
+
+
+def _show_fx(
+    model: str, data: Path | None, without: Sequence[str], sizes: Mapping[str, int | None], json: bool
+) -> None:
+    """Print the nodes of FX with common, software and hardware."""
+    from octavo.compress.graph_subjects import pipeline_subject
+    from octavo.display.console import console, print_json, print_table
+    from octavo.graph import Pipeline, capture, fx_nodes
+
+    network, inputs, batches = pipeline_subject(model, Pipeline([]), data, without)
+    graph = capture(network, inputs)
+    nodes = fx_nodes(graph, network, batches or ())
+    costs = graph.costs()
+    chosen = _all_sizes(costs, sizes)
+    costs.at(**chosen)  # refuses a size that the graph does not have
+    chosen = {**costs.sizes, **chosen}
+    rows = [node.as_dict(**chosen) for node in nodes]
+    if json:
+        print_json({"model": graph.model_class, "sizes": chosen, "nodes": rows})
+        return
+    stdout = console()
+    print_table(stdout, _fx_table(rows))
+    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(node.op for node in nodes).items())
+    stdout.print()
+    stdout.print(f"{graph.model_class}: {kinds}")
+    stdout.print(f"hardware at {_size_text(chosen)}; --json has every field of common, software and hardware")
+
+
+def _fx_table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return a row for each node of FX: what it reads and makes, the ranges known, and the work."""
+    from octavo.display.console import table
+    from octavo.display.numbers import size
+
+    def shapes(facts: Mapping[str, Any]) -> str:
+        texts = (
+            " x ".join(map(str, fact["shape"])) + " " + (fact["format"] or fact["dtype"]) for fact in facts.values()
+        )
+        return ", ".join(text.strip() for text in texts)
+
+    def ranges(software: Mapping[str, Any]) -> str:
+        tensors = {**software["args"], **software["results"]}
+        known = {name: fact["statistics"] for name, fact in tensors.items() if fact["statistics"] is not None}
+        texts = [f"{name.rpartition('.')[2]} {s['low']:.3g} .. {s['high']:.3g}" for name, s in known.items()]
+        return ", ".join([*texts, *(f"{role} {fact['format']}" for role, fact in software["calibration"].items())])
+
+    grid = table(
+        "kind", "name", "target", "reads", "common: results", "software: ranges, calibration",
+        ">hardware: multiply-adds", ">bit operations", ">traffic", "device",
+    )  # fmt: skip
+    for row in rows:
+        work = row["hardware"]
+        grid.add_row(
+            row["op"],
+            row["name"],
+            row["target"],
+            ", ".join(row["inputs"]),
+            shapes(row["common"]["results"]),
+            ranges(row["software"]),
+            *("unknown" if work[name] is None else f"{work[name]:,}" for name in ("macs", "bitops")),
+            "unknown" if work["bytes"] is None else size(work["bytes"]),
+            work["placement"] or "",
+        )
+    return grid
+
+
+def _all_sizes(costs: Costs, sizes: Mapping[str, int | None]) -> dict[str, int]:
+    """Return the sizes that costs are given for: one sample of 128 tokens but for what the command line says."""
+    usual = {name: count for name, count in (("batch", 1), ("sequence", 128)) if name in costs.sizes}
+    return {**usual, **{name: count for name, count in sizes.items() if count is not None}}
+
+
+def _size_text(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size}" for name, size in sizes.items()) or "the sizes that the model fixes"
 
 
 def _run(passes: Pipeline, model: str, data: Path | None, without: Sequence[str]) -> PipelineResult:

@@ -33,6 +33,7 @@ from octavo.graph.difference import Change, Difference, diff
 from octavo.graph.dot import to_dot
 from octavo.graph.dropout_removal import remove_dropout
 from octavo.graph.extraction import extract, module_inputs
+from octavo.graph.fx_view import FxNode, fx_nodes
 from octavo.graph.model_graph import Graph
 from octavo.graph.model_passes import STAGES, Pass, PassInputs, TransformReport, find_pass, pass_names, register_pass
 from octavo.graph.page import to_html
@@ -46,6 +47,7 @@ __all__ = [
     "Change",
     "Costs",
     "Difference",
+    "FxNode",
     "Graph",
     "ModuleNode",
     "ModuleRecord",
@@ -69,6 +71,7 @@ __all__ = [
     "find_pass",
     "fold_batchnorm",
     "fuse_qkv",
+    "fx_nodes",
     "module_counts",
     "module_inputs",
     "operator_counts",

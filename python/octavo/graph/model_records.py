@@ -73,11 +73,17 @@ def model_records(model: nn.Module) -> ModelRecords:
         if id(module) not in modules:
             modules[id(module)] = ModuleRecord(
                 path, type(module).__name__, (path,), tuple(dict.fromkeys(own)), layer_formats(module),
-                training=module.training, description=module.extra_repr(),
+                is_leaf=_is_leaf(module), training=module.training, description=module.extra_repr(),
             )  # fmt: skip
     blocks = _block_paths(model)
     records = tuple(dataclasses.replace(record, is_block=record.path in blocks) for record in modules.values())
     return ModelRecords(records, tensors, places, sites if isinstance(sites, str) else _without_values(sites))
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    """Whether ``torch.fx.Tracer`` would take the module as one call; ours count as those of ``torch.nn``."""
+    own = type(module).__module__.startswith(("torch.nn.", "torch.ao.nn.", "octavo.nn."))
+    return own and not isinstance(module, _CONTAINERS)
 
 
 def _sites(model: nn.Module) -> tuple[Site, ...] | str:

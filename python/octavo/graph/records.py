@@ -86,7 +86,10 @@ class Node:
 
     ``op``: its name, such as ``aten.linear`` or ``octavo.packed_linear``. ``module_path``, ``module_class``: the
     innermost module whose forward called it. ``arguments``: by the names of the operator's schema; tensors as
-    :class:`Ref`. ``stack``: source lines of the call, ``FILE:LINE in FUNCTION``, innermost first.
+    :class:`Ref`. ``stack``: source lines of the call, ``FILE:LINE in FUNCTION``, innermost first. ``function``: the
+    call in Python that made it: a name that tells calls apart, and ``KIND.NAME`` as ``torch.export`` has it, or
+    ``operator.NAME`` for arithmetic. ``modules``: paths of the modules around it, outermost first, with ``@1`` after
+    the path for a second call.
     """
 
     id: str
@@ -96,6 +99,8 @@ class Node:
     outputs: tuple[str, ...]
     arguments: Mapping[str, Any] = field(default_factory=lambda: NOTHING, hash=False)
     stack: tuple[str, ...] = ()
+    function: tuple[str, str] | None = None
+    modules: tuple[str, ...] = ()
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -128,7 +133,8 @@ class ModuleRecord:
 
     ``paths``: all paths of the module, first that of ``named_modules()``. ``weights``: names of its own weights,
     without those of its children. ``formats``: formats by role of a quantized or packed layer. ``is_block``: whether it
-    is one node of the module level.
+    is one node of the module level. ``is_leaf``: whether a tracer of FX takes it as one call: layers of ``torch.nn``
+    and of ``octavo``, without ``Sequential``.
     """
 
     path: str
@@ -137,6 +143,7 @@ class ModuleRecord:
     weights: tuple[str, ...] = ()
     formats: Mapping[str, str] = field(default_factory=lambda: NOTHING, hash=False)
     is_block: bool = False
+    is_leaf: bool = False
     training: bool = False
     description: str = ""
 

@@ -21,6 +21,15 @@ _ROUNDING = ("octavo.quantize", "octavo.quantize_plain")
 # Higher-order operators with one body that runs once; they are replaced by the operators of the body.
 _BODIES = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "hints_wrapper", "strict_mode", "invoke_subgraph")
 
+# Methods by which Python's operators reach torch, and their names in the module operator.
+_ARITHMETIC = {
+    **{name: name for name in ("add", "sub", "mul", "matmul", "neg", "abs", "gt", "ge", "lt", "le", "eq", "ne")},
+    **{"div": "truediv", "remainder": "mod", "pow": "pow"},
+    **{f"{name}_": f"i{name}" for name in ("add", "sub", "mul")},
+    "div_": "itruediv",
+}
+_REFLECTED = {"rsub": "sub", "rpow": "pow", "rdiv": "truediv", "rtruediv": "truediv", "rmatmul": "matmul"}
+
 
 class Translation:
     """Walks the graph of an exported program once; the results are its attributes.
@@ -194,6 +203,8 @@ class Translation:
                 tuple(outputs),
                 MappingProxyType(arguments),
                 _stack(node.meta.get("stack_trace")),
+                _function(node),
+                self._modules(node),
             )
         )
 
@@ -235,6 +246,35 @@ class Translation:
             if place in self._first:
                 return self._first[place], self._classes[place]
         return "", self._classes[""]
+
+    def _modules(self, node: Any) -> tuple[str, ...]:
+        """Return the paths of the modules around an operator, outermost first, with the numbers of their calls."""
+        stack = node.meta.get("nn_module_stack") or {}
+        calls = (
+            (str(path).removeprefix(_ROOT).removeprefix("."), str(key).partition("@"))
+            for key, (path, _) in stack.items()
+        )
+        return tuple(path + at + number for path, (_, at, number) in calls if path in self._first)
+
+
+def _function(node: Any) -> tuple[str, str] | None:
+    """Return the call in Python behind an operator: a name that tells calls apart, and its kind and name.
+
+    Python's operators reach torch as methods: ``x + y`` is ``method_descriptor.add``, as ``x.add(y)`` is. They are
+    told apart by the source line.
+    """
+    call = node.meta.get("torch_fn")
+    if call is None:
+        return None
+    name, function = map(str, call)
+    kind, _, short = function.partition(".")
+    line = str(node.meta.get("stack_trace") or "").rstrip().rpartition("\n")[2]
+    if kind == "method_descriptor" and short in _ARITHMETIC and f".{short}(" not in line:
+        kind, short = "operator", _ARITHMETIC[short]
+    elif short.startswith("__") and short != "__get__":
+        bare = short.strip("_")
+        kind, short = "operator", _REFLECTED.get(bare, bare)
+    return name, f"{kind}.{short}"
 
 
 def operator_name(target: Any) -> str:
