@@ -249,6 +249,27 @@ def test_a_run_ends_after_evaluations_without_improvement(tmp_path, scores, goal
     assert (tmp_path / "best.safetensors").exists() == (best_step is not None)
 
 
+class Aimed(Scores):
+    """Its goal is a score of 5."""
+
+    def __init__(self, scores, in_a_row=1):
+        super().__init__(scores)
+        self.reached_in_a_row = in_a_row
+
+    def reached(self, metrics):
+        return metrics["exact"] >= 5
+
+
+@pytest.mark.parametrize(
+    ("scores", "in_a_row", "stop"), [([1, 5, 1, 9], 1, 8), ([5, 6, 1, 5, 6, 7, 8], 3, 24), ([1] * 10, 1, 40)]
+)
+def test_a_run_ends_where_the_task_s_goal_is_reached_and_stays_there(tmp_path, scores, in_a_row, stop):
+    result = run(tmp_path, task=Aimed(scores, in_a_row), evaluate_every=4)
+    assert (result.step, result.reason) == (stop, "reached" if stop < 40 else "finished")
+    again = run(tmp_path, task=Aimed([], in_a_row), evaluate_every=4)
+    assert (again.step, again.reason) == (result.step, result.reason)
+
+
 def test_the_best_weights_are_those_of_the_best_evaluation(tmp_path):
     run(tmp_path / "whole", task=Scores([1, 3, 2, 0]), ema=None)
     run(tmp_path / "half", task=Scores([1, 3]), ema=None, schedule="constant", steps=20)

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from octavo.errors import CheckpointError, OctavoError
 from octavo.storage.reading import shown
-from octavo.train.run_counters import State, Window
+from octavo.train.run_counters import LATER, State, Window
 
 # Globals that the pickle in a checkpoint may name: tensors, and the dict of hooks that torch stores with each.
 _NAMES = {"torch._utils _rebuild_tensor_v2", "collections OrderedDict"}
 # Limits of the pickle's steps and values: far more than a model of a hundred thousand tensors needs.
 _STEPS, _VALUES = 8_000_000, 4_000_000
-_WHOLE = {"step", "tokens", "unimproved", "best_step", "skipped", "timed_updates", "timed_tokens"}
+_WHOLE = {"step", "tokens", "unimproved", "reached", "best_step", "skipped", "timed_updates", "timed_tokens"}
 _NUMBERS = {"best", "loss", "unit", "loss_sum", "seconds"}
 
 
@@ -160,7 +160,7 @@ def check_state(file: Path, state: Mapping[str, Any]) -> None:
     """Refuse a state whose fields are missing, unknown or of another type. Raises CheckpointError."""
     for where, table, cls in (("state", state, State), ("state.window", state.get("window"), Window)):
         names = {field.name for field in fields(cls)}
-        if not isinstance(table, dict) or table.keys() != names:
+        if not isinstance(table, dict) or table.keys() | (LATER & names) != names:
             raise CheckpointError(
                 f"{file}: {where} is {shown(table)}; accepted is a dict of {', '.join(sorted(names))}"
             )

@@ -30,13 +30,14 @@ from octavo.train.optimizer import adamw, check_coverage, check_parameters
 from octavo.train.precision import Precision
 from octavo.train.randomness import random_state, restore_random_state, seed_all
 from octavo.train.run_counters import State, Window
-from octavo.train.task import Task, check_task, evaluates
+from octavo.train.task import Task, check_task, ends_early, evaluates
 from octavo.train.train_config import TrainConfig
 from octavo.train.update import Update, Updater
 from octavo.train.weight_average import Average
 
 LAST, BEST = "last.safetensors", "best.safetensors"
 
+Reason = Literal["finished", "early", "reached", "interrupted"]
 MakeOptimizer = Callable[[nn.Module, TrainConfig], torch.optim.Optimizer]
 Callback = Callable[[nn.Module, int], None]
 
@@ -45,15 +46,15 @@ Callback = Callable[[nn.Module, int], None]
 class TrainResult:
     """The result of a run.
 
-    ``reason``: ``finished`` (all steps), ``early`` (patience) or ``interrupted`` (SIGINT or SIGTERM; the same call
-    continues the run). ``signal``: number of that signal. ``step``: number of updates. ``tokens``: number of training
-    tokens. ``loss``: per token, in the last line of metrics. ``metrics``: of the last evaluation; None before the
-    first. ``best``: the best value of the task's metric, after ``best_step`` updates. ``seconds`` by clock:
-    ``train_s``, ``evaluate_s``, ``compile_s``. ``folder`` has ``last.safetensors`` and ``best.safetensors``: weights,
-    or their moving average with ``ema``.
+    ``reason``: ``finished`` (all steps), ``early`` (patience), ``reached`` (the task's goal) or ``interrupted``
+    (SIGINT or SIGTERM; the same call continues the run). ``signal``: number of that signal. ``step``: number of
+    updates. ``tokens``: number of training tokens. ``loss``: per token, in the last line of metrics. ``metrics``: of
+    the last evaluation; None before the first. ``best``: the best value of the task's metric, after ``best_step``
+    updates. ``seconds`` by clock: ``train_s``, ``evaluate_s``, ``compile_s``. ``folder`` has
+    ``last.safetensors`` and ``best.safetensors``: weights, or their moving average with ``ema``.
     """
 
-    reason: Literal["finished", "early", "interrupted"]
+    reason: Reason
     step: int
     tokens: int
     loss: float | None
@@ -199,6 +200,8 @@ class _Run:
         self.metrics, self.display, self.interrupt, self.callbacks = metrics, display, interrupt, callbacks
         methods = (getattr(callback, "gradients", None) for callback in callbacks)
         self.gatherers: list[Callback] = [gather for gather in methods if callable(gather)]
+        #: Evaluations in a row that reach the task's goal and end the run; 0 for a task without one.
+        self.goals = getattr(parts.task, "reached_in_a_row", 1) if ends_early(parts.task) else 0
         self.saved = parts.state.step  # the step of the newest checkpoint; 0 is none
         random = random_state()
         self.update = Updater(
@@ -217,11 +220,14 @@ class _Run:
         state, config = self.state, self.config
         if state.step:
             self.display.say(f"resumed after step {state.step} of {config.steps}")
-        reason: Literal["finished", "early", "interrupted"] = "finished"
+        reason: Reason = "finished"
         compiled = None  # the stage whose shapes are compiled
         while state.step < config.steps and reason == "finished":
             if config.patience is not None and state.unimproved >= config.patience:
                 reason = "early"
+                break
+            if self.goals and state.reached >= self.goals:
+                reason = "reached"
                 break
             stage = config.stage(state.step)
             stop = self._step(compiling=config.compile and stage != compiled)
@@ -301,6 +307,8 @@ class _Run:
             self._export(BEST)
         else:
             state.unimproved += 1
+        if self.goals:
+            state.reached = state.reached + 1 if parts.task.reached(state.metrics) else 0
         line = evaluation_line(state, self.clock, results, best=best, seconds=seconds)
         self.metrics.write(line)
         self.display.line(line)

@@ -35,13 +35,18 @@ class Window:
             self.seconds += seconds
 
 
+# Fields of a state that checkpoints of earlier versions lack; they are written where they are not 0.
+LATER = frozenset({"reached"})
+
+
 @dataclass
 class State:
     """Counters of a run.
 
     ``step``: number of updates, on ``tokens`` tokens. ``best``: the best value of the task's metric, after
-    ``best_step`` updates; ``unimproved``: evaluations since then. ``loss`` and ``metrics``: as last written. ``unit``:
-    of the :class:`Updater`. ``window``: sums for the next line of metrics.
+    ``best_step`` updates; ``unimproved``: evaluations since then. ``reached``: evaluations in a row, up to the last
+    one, that reach the task's goal. ``loss`` and ``metrics``: as last written. ``unit``: of the :class:`Updater`.
+    ``window``: sums for the next line of metrics.
     """
 
     step: int = 0
@@ -49,6 +54,7 @@ class State:
     best: float | None = None
     best_step: int | None = None
     unimproved: int = 0
+    reached: int = 0
     loss: float | None = None
     metrics: dict[str, float] | None = None
     unit: float | None = None
@@ -56,7 +62,7 @@ class State:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for a checkpoint."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value or name not in LATER}
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> State:

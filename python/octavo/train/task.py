@@ -10,6 +10,8 @@ Optional members:
   without gradients, under the precision of the run. If its signature has ``rank`` and ``world``, evaluation is shared:
   each process returns the sums of its part, all of them pairs, and the loop adds them up.
 - ``metric`` and ``goal`` (``"max"`` or ``"min"``): the number that decides on the best evaluation and early stopping.
+- ``reached(metrics) -> bool``: whether the means of an evaluation reach the goal of the run. The run ends after
+  ``reached_in_a_row`` such evaluations (1 where the task does not say) with the reason ``reached``.
 - ``data_digest``: a text that identifies the data. Checkpoints store it, and a run does not resume with other data.
 - ``facts``: a dict of plain values for the record of the run, ``run.json``, such as hashes of data.
 - ``state_dict()`` and ``load_state_dict(state)``: tensors and plain values for checkpoints. The state must be the same
@@ -102,6 +104,11 @@ def check_task(task: Any, config: TrainConfig) -> None:
 def evaluates(task: Any) -> bool:
     """Whether the task can evaluate a model."""
     return callable(getattr(task, "evaluate", None))
+
+
+def ends_early(task: Any) -> bool:
+    """Whether the task has a goal that ends a run before its last step."""
+    return callable(getattr(task, "reached", None))
 
 
 def has_state(task: Any) -> bool:

@@ -115,3 +115,25 @@ def test_a_grid_of_techniques_is_reported_as_a_bench(octavo, tmp_path, book):
     shown = octavo("bench", "gpt", *options).output
     assert "nocap_baseline" in shown and (tmp_path / "b" / "trials.jsonl").exists()
     assert "each once" in octavo("bench", "gpt", *options[:4], "--grid", "gqa,gqa", code=2).output
+
+
+@pytest.mark.parametrize(
+    "options", [("--in-a-row", "3"), ("--validate-every", "9"), ("--until", "0"), ("--until", "x")], ids=str
+)
+def test_options_without_a_loss_are_refused(octavo, tmp_path, options):
+    for verb in ("train", "bench"):
+        shown = octavo(verb, "gpt", "--data", tmp_path / "none.txt", "-o", tmp_path / "o", *options, code=2).output
+        assert "until" in shown and not (tmp_path / "o").exists()
+
+
+def test_a_bench_of_speeds_or_a_grid_has_no_loss_to_end_at(octavo, tmp_path):
+    for option in (("--speeds",), ("--grid", "muon,gqa")):
+        shown = octavo("bench", "gpt", "--data", tmp_path / "x", "--until", 3, *option, code=2).output
+        assert "accepted is one of them" in " ".join(shown.split())
+
+
+def test_the_command_shows_the_table_and_where_the_loss_was_reached(octavo, tmp_path, book):
+    shown = octavo("train", "gpt", "--data", book, "-o", tmp_path / "r", "--tokens", 4096, "--vocabulary", 300,
+                   "--validation-tokens", 128, "--until", 5.5, "--validate-every", 1024).stdout  # fmt: skip
+    assert "update" in shown and "by the clock" in shown and "loss 5.5000" in shown and "5.40 h" in shown
+    assert (tmp_path / "r" / "model" / "config.json").exists()

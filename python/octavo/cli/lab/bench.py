@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from octavo.cli._app import JsonOption
+from octavo.cli.lab._until import EveryOption, InARowOption, UntilOption, until_of
 from octavo.cli.lab.study_nas import StorageOption
 from octavo.errors import SettingError
 
@@ -102,6 +103,9 @@ def gpt(
     validation_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of a validation.")] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda.")] = "auto",
     compile: Annotated[bool, typer.Option("--compile", help="Run every arm through torch.compile.")] = False,
+    until: UntilOption = None,
+    validate_every: EveryOption = None,
+    in_a_row: InARowOption = None,
     grid: Annotated[
         str | None,
         typer.Option(metavar="LIST", help="Presets whose every combination is an arm, in place of --arms; searched."),
@@ -130,6 +134,9 @@ def gpt(
     the baseline, with its schedule stretched to them. Speeds are measured first, all arms in turns: keep the machine
     quiet for that. "0.5time" asks whether an arm reaches the baseline's loss in half of its time.
 
+    --until LOSS asks for time to a loss: every run ends at its first exact validation of at most LOSS, and the report
+    has tokens and seconds in place of losses. Each arm has the schedule of its whole budget.
+
     NAME+NAME is an arm with the differences of both presets. --grid searches all combinations of a list for the lowest
     loss, by Optuna's samplers: pip install "octavo[search]". Combinations that change the same field twice are left
     out; trials are kept beside the lines, or in --storage, where several workers, each with its own --out, share them.
@@ -142,19 +149,26 @@ def gpt(
       octavo lab bench gpt --data fineweb.jsonl --scale mini --compile --budgets tokens,0.33time      (a GPU)
       octavo lab bench gpt --data fineweb.jsonl --grid muon,modern_block,cocont,gqa --sampler tpe --trials 8 --seeds 1
       octavo lab bench gpt --data fineweb10B/ --scale true --compile --speeds --arms modern,modern@micro_tokens=32768
+      octavo lab bench gpt --data fineweb10B/ --scale true --compile --arms modern --until 3.3821 --in-a-row 3
       octavo lab bench gpt --data fineweb.jsonl --report-only
     """
     from octavo.display.console import console, print_json, print_table, table
     from octavo.lab.language import bench_arms, language_bench
     from octavo.lab.language.bench_report import HEADER, BenchReport, told
+    from octavo.lab.language.bench_times import TIME_HEADER
+
+    ends = until_of(until, validate_every, in_a_row)
 
     def plan(names: tuple[str, ...]) -> language_bench.BenchPlan:
         return language_bench.BenchPlan(
             scale=scale, arms=names, seeds=seeds, budgets=tuple(budgets.split(",")), tokens=tokens,
-            validation_tokens=validation_tokens, device=device, compile=compile,
+            validation_tokens=validation_tokens, device=device, compile=compile, until=ends,
         )  # fmt: skip
 
     tell = console(stderr=True).print
+    if ends is not None and (speeds or grid is not None):
+        option, use = ("--speeds", "trains nothing") if speeds else ("--grid", "searches for the lowest loss")
+        raise SettingError(f"--until is {until:g} beside {option}, which {use}; accepted is one of them")
     if speeds:
         if grid is not None or report_only:
             raise SettingError(
@@ -182,6 +196,13 @@ def gpt(
         for cells in report.rows(budget):
             rows.add_row(*cells)
         stdout.print(f"budget: {told(budget)}")
+        print_table(stdout, rows)
+        stdout.print()
+    for times in report.times():
+        rows = table(*TIME_HEADER)
+        for cells in times.rows():
+            rows.add_row(*cells)
+        stdout.print(times.title, soft_wrap=True)
         print_table(stdout, rows)
         stdout.print()
     for note in report.notes():

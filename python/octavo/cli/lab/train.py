@@ -13,6 +13,7 @@ from octavo.cli._app import JsonOption
 from octavo.cli._own_lines import OwnLines
 from octavo.cli._stage_bar import stage_bar
 from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption
+from octavo.cli.lab._until import EveryOption, InARowOption, UntilOption, show_time_to_loss, until_of
 from octavo.errors import SettingError
 
 app = typer.Typer(
@@ -236,6 +237,9 @@ def gpt(
         str | None, typer.Option(metavar="NAME", help="fp32, tf32, bf16, fp16 or fp8 (simulated).")
     ] = None,
     validation_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of a validation.")] = None,
+    until: UntilOption = None,
+    validate_every: EveryOption = None,
+    in_a_row: InARowOption = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda.")] = "auto",
     compile: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
     ddp: Annotated[
@@ -254,12 +258,17 @@ def gpt(
     The validation loss is exact: every token predicted once, from normalized probabilities, by a model that was
     checked not to see the future. Training, compiling and validating have clocks of their own.
 
+    --until ends the run at the first exact validation of at most LOSS, and shows all of them as the benchmark does:
+    update, tokens, time, loss. The schedule is that of the whole run. A run that ends above LOSS says how many tokens
+    it lacks at least, where its curve tells.
+
     \b
     Examples:
       octavo lab train gpt --data book.txt                       a small model, minutes on a CPU
       octavo lab train gpt --data book.txt --preset modern -o modern
       octavo lab train gpt --list                                what else there is
       octavo lab train gpt --data fineweb10B/                    the benchmark itself, on its shards
+      octavo lab train gpt --data fineweb10B/ --preset modern --until 3.3821 --in-a-row 3
       octavo lab train gpt --data fineweb10B/ --preset modern --precision bf16 --compile
     """
     from octavo.lab.language.train_command import Choices, train_gpt
@@ -287,6 +296,7 @@ def gpt(
     chosen = Choices(
         preset=preset, scale=scale, tokens=tokens, vocabulary=vocabulary, learning_rate=rate, precision=precision,
         validation_tokens=validation_tokens, compile=compile, seed=seed, device=device,
+        until=until_of(until, validate_every, in_a_row),
     )  # fmt: skip
     with stage_bar() as tell:
         ready = chosen.prepare(data, folder, tell)
@@ -301,6 +311,8 @@ def gpt(
     stdout = console()
     for label, text in report.results():
         stdout.print(f"{label:18} {text}")
+    if report.time_to_loss is not None:
+        show_time_to_loss(stdout, report.time_to_loss)
 
 
 def _without_ddp(arguments: list[str]) -> list[str]:

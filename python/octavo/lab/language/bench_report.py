@@ -10,6 +10,7 @@ from typing import Any
 
 from octavo.errors import DataError
 from octavo.lab.language.bench_arms import Budget
+from octavo.lab.language.bench_times import TIME_HEADER, BudgetTimes, times_of
 from octavo.lab.language.bench_verdict import Comparison, compare, reaches
 from octavo.lab.language.language_presets import BASE, PRESETS, TUNED
 from octavo.storage import files
@@ -31,7 +32,10 @@ _FACTS = (
 
 
 class BenchReport:
-    """Lines of one bench, by arm and budget. Raises DataError where losses are of other tokens or windows."""
+    """Lines of one bench, by arm and budget. Raises DataError where losses are of other tokens or windows.
+
+    Runs that end at a loss (``--until``) are compared by :meth:`times`, and by no loss.
+    """
 
     def __init__(self, lines: Sequence[Line]) -> None:
         """Group the lines."""
@@ -40,7 +44,8 @@ class BenchReport:
         sources = {line["validation"]["source_hash"] for line in lines if "validation" in line}
         if len(sources) > 1:
             raise DataError(f"losses on {len(sources)} different validations do not compare; name one bench's folder")
-        self._lines = list(lines)
+        self._timed = [line for line in lines if "time_to_loss" in line]
+        self._lines = [line for line in lines if "time_to_loss" not in line]
 
     @property
     def budgets(self) -> list[str]:
@@ -51,6 +56,10 @@ class BenchReport:
         """The arms that were run on a budget, from the lowest mean loss on; failed ones last."""
         names = dict.fromkeys(line["arm"] for line in self._lines if line["budget"] == budget)
         return sorted(names, key=lambda name: _mean(self.losses(name, budget)))
+
+    def times(self) -> list[BudgetTimes]:
+        """Tokens and seconds of the runs that end at a loss, by budget."""
+        return times_of(self._timed)
 
     def bounds(self, arm: str) -> list[dict[str, Any]]:
         """Bounds on the loss of an arm that has no exact one, of every seed, with budget; none for the others."""
@@ -105,6 +114,7 @@ class BenchReport:
             "budgets": {budget: [self._facts_of(arm, budget) for arm in self.arms(budget)] for budget in self.budgets},
             "fidelity": dict(self.facts()),
             "curves": self.curves(),
+            **({"times": [one.as_dict() for one in self.times()]} if self._timed else {}),
         }
 
     def curves(self) -> dict[str, list[list[float]]]:
@@ -120,17 +130,20 @@ class BenchReport:
         """Return the report for people."""
         parts = ["# Bench of language models", "", *(f"- {note}" for note in self.notes()), ""]
         for budget in self.budgets:
-            names = [name.removeprefix(">") for name in HEADER]
-            parts += [f"## Budget: {told(budget)}", "", f"| {' | '.join(names)} |"]
-            parts += [f"| {' | '.join('---:' if name.startswith('>') else '---' for name in HEADER)} |"]
-            parts += [f"| {' | '.join(cells)} |" for cells in self.rows(budget)]
-            parts += [""]
+            parts += [f"## Budget: {told(budget)}", "", *markdown_table(HEADER, self.rows(budget)), ""]
+        for times in self.times():
+            parts += [
+                f"## T{times.title[1:]}: {told(times.budget)}",
+                "",
+                *markdown_table(TIME_HEADER, times.rows()),
+                "",
+            ]
         parts += ["## Is the scale sound", "", *(f"- {text}: {state}" for text, state in self.facts()), ""]
         return "\n".join(parts)
 
     def notes(self) -> list[str]:
         """Return how to read the tables."""
-        first = next((line for line in self._lines if "validation" in line), None)
+        first = next((line for line in (*self._lines, *self._timed) if "validation" in line), None)
         if first is None:
             return ["every run failed"]
         loss, machine = first["validation"], first["machine"]
@@ -192,6 +205,13 @@ class BenchReport:
             f"{sorted(speeds)[len(speeds) // 2]:,.0f}",
             found["predicted"] or "",
         )
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table; columns whose header begins with ``>`` are aligned to the right."""
+    lines = [f"| {' | '.join(name.removeprefix('>') for name in header)} |"]
+    lines += [f"| {' | '.join('---:' if name.startswith('>') else '---' for name in header)} |"]
+    return lines + [f"| {' | '.join(cells)} |" for cells in rows]
 
 
 def told(budget: str) -> str:

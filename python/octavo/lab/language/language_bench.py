@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from octavo.errors import DataError, NonFiniteError, SettingError
 from octavo.lab.language.bench_arms import Budget, arm
 from octavo.lab.language.bench_speed import ArmSpeed, measure_speeds
 from octavo.lab.language.gpt import GPT
-from octavo.lab.language.language_config import LanguageConfig
+from octavo.lab.language.language_config import LanguageConfig, Until
 from octavo.lab.language.language_presets import BASE
 from octavo.lab.language.language_run import (
     LanguageReport,
@@ -30,7 +30,7 @@ from octavo.lab.language.language_run import (
     validation_facts,
 )
 from octavo.lab.language.language_scales import SCALES, Scale
-from octavo.lab.language.language_task import NATS
+from octavo.lab.language.language_task import NATS, check_objective
 from octavo.lab.language.token_data import TokenData, prepare
 from octavo.storage import files, locks
 from octavo.storage.reading import RECORD_BYTES, parse_json, read_bytes, read_json
@@ -44,7 +44,7 @@ Tell = Callable[[str], object]
 class BenchPlan:
     """What a bench runs: ``arms`` on every one of ``budgets`` and ``seeds``. ``tokens``: of a whole budget.
 
-    ``compile``: the losses of all arms go through torch.compile.
+    ``compile``: the losses of all arms go through torch.compile. ``until``: the loss that ends every run.
     """
 
     scale: str
@@ -55,6 +55,7 @@ class BenchPlan:
     validation_tokens: int | None = None
     device: str = "auto"
     compile: bool = False
+    until: Until | None = None
 
     def sizes(self) -> Scale:
         """Return the scale, with the plan's tokens. Raises SettingError for an unknown one."""
@@ -74,11 +75,13 @@ class BenchPlan:
         for budget in self.budgets:
             Budget.parse(budget)
         for name in self.arms:
-            self.config(name, replace(self.sizes(), end_of_text=0)).train_config()
+            config = self.config(name, replace(self.sizes(), end_of_text=0))
+            config.train_config()
+            check_objective(config)
 
     def config(self, name: str, scale: Scale) -> LanguageConfig:
         """Return the run of an arm. Raises SettingError, ConfigError or ModelError."""
-        return replace(arm(name, scale), compile=self.compile)
+        return replace(arm(name, scale), compile=self.compile, until=self.until)
 
     def runs(self) -> list[tuple[str, str, int]]:
         """Return arm, budget and seed of every run in order: all arms of a seed before the next."""
@@ -182,9 +185,11 @@ def _bind(folder: Path, plan: BenchPlan, scale: Scale, tokens: TokenData) -> Non
     """Write what all lines of a folder share, or refuse another plan's folder."""
     told = {"scale": plan.scale, "tokens": scale.tokens, "data_sha256": tokens.digest}
     told |= {"validation_tokens": scale.validation_tokens, "compile": plan.compile}
+    if plan.until is not None:
+        told["until"] = asdict(plan.until)
     path = folder / PLAN
     if path.exists() and (found := {"compile": False, **read_json(path, error=DataError)}) != told:
-        other = [name for name in told if found.get(name) != told[name]]
+        other = [name for name in {**told, **found} if found.get(name) != told.get(name)]
         raise DataError(f"{folder}: is a bench with another {' and '.join(other)}; name another folder")
     files.write(path, json.dumps(told, indent=1) + "\n")
 
@@ -264,6 +269,7 @@ def _measured(report: LanguageReport, config: LanguageConfig, place: Path, devic
         "peak_mib": round(peak, 1),
         "curve": [[round(step * tokens_a_step), nats] for step, nats in curve],
         **validation_facts(report),
+        **({} if report.time_to_loss is None else {"time_to_loss": report.time_to_loss.as_dict()}),
         "machine": computer(chosen),
         "torch": torch.__version__,
     }

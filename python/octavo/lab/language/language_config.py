@@ -103,6 +103,39 @@ class TestTime:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Until:
+    """A run ends at the first of ``in_a_row`` validations whose exact loss is at most ``loss``, nats a token.
+
+    ``every``: tokens between validations, None for a 37th of the run, as the benchmark validates. ``in_a_row``: more
+    than one makes the run go on until so many validations in a row are at most ``loss``; three make a claim.
+
+    Raises ConfigError with the field, its value and what is accepted.
+    """
+
+    loss: float
+    every: int | None = None
+    in_a_row: int = 1
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        if isinstance(self.loss, bool) or not isinstance(self.loss, int | float) or not 0 < self.loss < math.inf:
+            raise ConfigError(f"until is {self.loss!r}; accepted is a loss above 0, in nats a token")
+        for name, value in (("every", self.every), ("in_a_row", self.in_a_row)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ConfigError(f"{name} of until is {value!r}; accepted: a whole number of at least 1")
+
+    def updates(self, stages: tuple[Stage, ...]) -> int:
+        """Return the updates between validations, at most ``every`` tokens apart where an update has fewer."""
+        if self.every is None:
+            return max(1, sum(stage.steps for stage in stages) // _VALIDATIONS)
+        return max(1, self.every // max(stage.batch_size * stage.context for stage in stages))
+
+
+# Validations of the benchmark's baseline: every 128 of 4,768 updates.
+_VALIDATIONS = 37
+
+
+@dataclass(frozen=True, kw_only=True)
 class LanguageConfig:
     """A run.
 
@@ -110,8 +143,9 @@ class LanguageConfig:
     context of the last. ``micro_tokens``: that one forward pass takes at most. ``warmup``, ``cooldown``: shares of the
     tokens. ``validation_tokens``: predicted by each validation, ``validations`` of them on the way, and at the end.
     ``order`` of the training tokens: ``reference``, ``documents`` or ``easy_first``. ``reallocations``: times that a
-    grid of words is arranged anew. ``reptile``: outer steps. ``test_time``: training in the last validation. The other
-    fields are those of :class:`octavo.train.TrainConfig`.
+    grid of words is arranged anew. ``reptile``: outer steps. ``test_time``: training in the last validation.
+    ``until``: a loss that ends the run; its validations take the place of ``validations``. The other fields are those
+    of :class:`octavo.train.TrainConfig`.
 
     Raises ConfigError with the field, its value and what is accepted.
     """
@@ -134,6 +168,7 @@ class LanguageConfig:
     reallocations: int = 0
     reptile: Reptile | None = None
     test_time: TestTime | None = None
+    until: Until | None = None
 
     def __post_init__(self) -> None:
         """Check the fields that no part checks for itself."""
@@ -175,6 +210,7 @@ class LanguageConfig:
         """Return the configuration of the loop; ``changes``: fields that differ."""
         stages = self.stages()
         steps = sum(stage.steps for stage in stages)
+        every = max(1, steps // self.validations) if self.validations else None
         highest = self.optimizer.muon if isinstance(self.optimizer, Muon) else self.optimizer.learning_rate
         warmup, cooldown = round(self.warmup * steps), self.cooldown
         if self.schedule == "trapezoid":
@@ -191,7 +227,7 @@ class LanguageConfig:
                 "clip": self.clip,
                 "precision": self.precision,
                 "compile": self.compile,
-                "evaluate_every": max(1, steps // self.validations) if self.validations else None,
+                "evaluate_every": every if self.until is None else self.until.updates(stages),
                 "checkpoint_every": max(1, steps // 20),
                 "log_every": max(1, min(10, steps // 20)),
                 "seed": seed,
@@ -206,13 +242,15 @@ class LanguageConfig:
         return replace(self, tokens=max(1, round(tokens)))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
+        """Return the fields for JSON; ``until`` where there is one, so that records without it stay the same."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["model"] = self.model.as_dict()
         values["phases"] = [asdict(phase) for phase in self.phases]
         values["optimizer"] = {"rule": type(self.optimizer).__name__, **_plain(asdict(self.optimizer))}
         for name in ("reptile", "test_time"):
             values[name] = None if (part := getattr(self, name)) is None else asdict(part)
+        if values.pop("until") is not None:
+            values["until"] = asdict(self.until)  # type: ignore[arg-type]
         return values
 
 

@@ -18,14 +18,22 @@ import octavo
 from octavo.errors import CheckpointError, ConfigError, OctavoError
 from octavo.lab.language.gpt import GPT, GPTConfig
 from octavo.lab.language.language_config import LanguageConfig, differing
-from octavo.lab.language.language_task import LanguageTask, Progress, Reallocation, check_objective
+from octavo.lab.language.language_task import (
+    NATS,
+    LanguageTask,
+    Progress,
+    Reallocation,
+    TimedTask,
+    check_objective,
+)
 from octavo.lab.language.model_folder import save_language_model
+from octavo.lab.language.time_to_loss import TimeToLoss, time_to_loss
 from octavo.lab.language.token_data import TokenData
 from octavo.model_folder.save_load import save_model
 from octavo.storage import files, locks
 from octavo.storage.reading import read_json
 from octavo.tensors import container
-from octavo.train import Bound, TrainResult, ValLoss, checkpoint, grouped, seed_all, train
+from octavo.train import Bound, TrainResult, ValLoss, checkpoint, grouped, read_metrics, seed_all, train
 from octavo.train.reptile import with_reptile
 
 CONFIG, REPORT, MODEL = "language.json", "report.json", "model"
@@ -37,6 +45,7 @@ class LanguageReport:
     """A finished run: how it ended, and the exact loss of its last weights, or a bound on it.
 
     ``reported``: nats a token that a run with this objective reports if it validates with its training targets.
+    ``time_to_loss``: where the run reached the loss that it was to end at; None for a run without one.
     """
 
     result: TrainResult
@@ -44,6 +53,7 @@ class LanguageReport:
     parameters: int
     folder: Path
     reported: float | None = None
+    time_to_loss: TimeToLoss | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -54,6 +64,7 @@ class LanguageReport:
             "seconds": self.result.seconds,
             "tokens_per_s": self.tokens_per_s,
             **validation_facts(self),
+            **({} if self.time_to_loss is None else {"time_to_loss": self.time_to_loss.as_dict()}),
             "model": str(self.folder / MODEL),
         }
 
@@ -130,7 +141,7 @@ def train_language(
         if is_first:
             _keep_config(folder, config)
         facts = {"language": config.as_dict(), "data": data.facts(), "source_sha256": source_hash()}
-        task = LanguageTask(data, config, loop, facts)
+        task = (LanguageTask if config.until is None else TimedTask)(data, config, loop, facts)
         model = build(config, data, seed)
         given: list[Callable[[nn.Module, int], None]] = [Progress(loop)]
         if config.reallocations:
@@ -141,7 +152,7 @@ def train_language(
         result = train(model, task, loop, folder, progress=progress, optimizer=make, callbacks=[*given, *callbacks])
         if result.reason == "interrupted":
             raise result.interruption(told=True)
-        return _finish(model, task, data, result, folder) if is_first else None
+        return _finish(model, task, config, data, result, folder) if is_first else None
 
 
 def build(config: LanguageConfig, data: TokenData, seed: int) -> GPT:
@@ -183,11 +194,17 @@ def _completed(record: Any) -> Any:
         return record
 
 
-def _finish(model: GPT, task: LanguageTask, data: TokenData, result: TrainResult, folder: Path) -> LanguageReport:
+def _finish(
+    model: GPT, task: LanguageTask, config: LanguageConfig, data: TokenData, result: TrainResult, folder: Path
+) -> LanguageReport:
     model.load_state_dict(container.load(folder / "last.safetensors"))
     model.eval()
     parameters = sum(one.numel() for one in model.parameters())
-    report = LanguageReport(result, task.validate(model, last=True), parameters, folder, task.reported(model))
+    last = task.validate(model, last=True)
+    timed = None
+    if config.until is not None:
+        timed = time_to_loss(config, config.stages(), read_metrics(folder), NATS, last.nats)
+    report = LanguageReport(result, last, parameters, folder, task.reported(model), timed)
     if data.tokenizer is None:
         save_model(model, folder / MODEL)
     else:

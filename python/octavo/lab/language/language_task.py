@@ -173,9 +173,29 @@ class LanguageTask:
         return self._window
 
 
+class TimedTask(LanguageTask):
+    """The task of a run that ends where its exact validation reaches the loss of :class:`Until`."""
+
+    def __init__(self, data: TokenData, config: LanguageConfig, train: TrainConfig, facts: dict[str, Any]) -> None:
+        """Check the shards, as the task of any run does."""
+        super().__init__(data, config, train, facts)
+        assert config.until is not None
+        self._loss, self.reached_in_a_row = config.until.loss, config.until.in_a_row
+
+    def reached(self, metrics: dict[str, float]) -> bool:
+        """Return whether a validation is at most the loss."""
+        return metrics[NATS] <= self._loss
+
+
 def check_objective(config: LanguageConfig) -> None:
     """Refuse settings that need a part which the model lacks. Raises ConfigError."""
-    from octavo.lab.language.gpt import GridSoftmax
+    from octavo.lab.language.gpt import GridSoftmax, MaskedDiffusion
+
+    if config.until is not None and isinstance(config.model.objective, MaskedDiffusion):
+        raise ConfigError(
+            f"until is {config.until.loss:g} and the model is trained on a bound of its loss; accepted are presets "
+            "with an exact loss"
+        )
 
     if config.reallocations and not isinstance(config.model.head, GridSoftmax):
         raise ConfigError(f"reallocations is {config.reallocations}; accepted is 0 where the head is no grid of words")

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from octavo.errors import SettingError
 from octavo.lab.language.gpt.presets import GPT2_VOCABULARY
-from octavo.lab.language.language_config import LanguageConfig, Muon
+from octavo.lab.language.language_config import LanguageConfig, Muon, Until
 from octavo.lab.language.language_presets import preset
 from octavo.lab.language.language_run import LanguageReport, train_language
 from octavo.lab.language.language_scales import SCALES, Scale
+from octavo.lab.language.language_task import check_objective
 from octavo.lab.language.token_data import Tell, TokenData, prepare, read_folder
 
 
@@ -26,6 +27,7 @@ class Choices:
     precision: str | None = None
     validation_tokens: int | None = None
     compile: bool = False
+    until: Until | None = None
     seed: int = 0
     device: str = "auto"
 
@@ -60,7 +62,8 @@ class Choices:
             if isinstance(config.optimizer, Muon):
                 raise SettingError(f"--lr is {self.learning_rate}; {self.preset} trains with Muon, which has its own")
             config = replace(config, optimizer=replace(config.optimizer, learning_rate=self.learning_rate))
-        config = replace(config, compile=self.compile)
+        config = replace(config, compile=self.compile, until=self.until)
+        check_objective(config)
         config.train_config(seed=self.seed, device=self.device)
         return config
 
