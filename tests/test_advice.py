@@ -69,6 +69,7 @@ ELSEWHERE = {
     "text_models.py": ["give the folder of the model"],
     "graph_subjects.py": ["give the folder of the model"],
     "granularity.py": ["N:M such as"],
+    "speed.py": ["give --processes"],  # needs GPUs
 }
 """Messages whose options are checked by name alone."""
 

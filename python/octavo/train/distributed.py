@@ -68,13 +68,14 @@ class Processes:
 def join(device: str) -> Iterator[Processes]:
     """Join the process group of this run, or run as the only process; leave the group at the end.
 
-    ``device``: ``auto``, ``cpu`` or ``cuda``, of TrainConfig; on CUDA each process of a machine has its own GPU. The
+    ``device``: ``auto``, ``cpu`` or ``cuda``, of TrainConfig; on CUDA each process of a machine has its own GPU, the
+    only one torch's current GPU. The
     backend is NCCL on CUDA and gloo on the CPU. An existing process group is used and not destroyed. Processes of
     torchrun then end with their agent.
     Raises ConfigError for ``cuda`` without a GPU, or with fewer GPUs than processes.
     """
     several = dist.is_available() and (dist.is_initialized() or dist.is_torchelastic_launched())
-    place = _device(device, dist.get_node_local_rank(0) if several else 0)
+    place = _device(device, dist.get_node_local_rank(0) if several else None)
     if place.type == "cuda":
         torch.cuda.set_device(place)
     if not several:
@@ -91,12 +92,14 @@ def join(device: str) -> Iterator[Processes]:
             dist.destroy_process_group()
 
 
-def _device(name: str, local_rank: int) -> torch.device:
+def _device(name: str, local_rank: int | None) -> torch.device:
     if name == "cpu" or not torch.cuda.is_available():
         try:
             return torch_device("cpu" if name == "auto" else name)
         except CudaUnavailableError as error:
             raise ConfigError(f"{error}, or 'auto'") from None
+    if local_rank is None:
+        return torch_device("cuda")
     if local_rank >= torch.cuda.device_count():
         raise ConfigError(
             f"process {local_rank} of this machine has no GPU of its own; there are {torch.cuda.device_count()}"

@@ -6,7 +6,7 @@ import functools
 import inspect
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
@@ -19,6 +19,7 @@ from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption
 from octavo.errors import InterruptedRun, SettingError
 
 if TYPE_CHECKING:
+    import torch
     from rich.table import Table
 
     from octavo.lab.studies.measured_points import Laboratory
@@ -39,6 +40,10 @@ OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go.  [default: octavo-STUDY-MODEL]")
 ]
 SeedsOption = Annotated[int, typer.Option(metavar="N", help="Repetitions with other calibration texts and orders.")]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", metavar="NAME", help="cpu, cuda or cuda:N.  [default: cuda where torch finds a GPU]"),
+]
 QuickOption = Annotated[bool, typer.Option("--quick", help="A look in a minute or two: fewer texts, points and seeds.")]
 
 
@@ -52,20 +57,31 @@ class SubjectOptions:
     corpus: CorpusOption = None
     length: LengthOption = None
     held_out: HeldOutOption = None
+    device: DeviceOption = None
 
     def open(
-        self, opener: Callable[..., Subject], folder: Path, *, quick: bool, tell: Callable[[str], None]
+        self,
+        opener: Callable[..., Subject],
+        folder: Path,
+        *,
+        device: torch.device,
+        quick: bool,
+        tell: Callable[[str], None],
     ) -> Subject:
-        """Return the model with its texts."""
+        """Return the model with its texts, on a device."""
         return opener(
             self.model, folder, data=self.data, trained=self.trained, corpus=self.corpus, length=self.length,
-            held_out=self.held_out, quick=quick, tell=tell,
+            held_out=self.held_out, device=device, quick=quick, tell=tell,
         )  # fmt: skip
 
 
-def with_subject(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that takes the options of :class:`SubjectOptions` in place of its parameter ``subject``."""
+def with_subject(command: Callable[..., None], *, without: Collection[str] = ()) -> Callable[..., None]:
+    """Return a command that takes the options of :class:`SubjectOptions` in place of its parameter ``subject``.
+
+    ``without``: options that it does not take.
+    """
     hints, options = get_type_hints(command, include_extras=True), get_type_hints(SubjectOptions, include_extras=True)
+    options = {name: hint for name, hint in options.items() if name not in without}
     defaults = {field.name: field.default for field in fields(SubjectOptions)}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
@@ -103,22 +119,20 @@ def run(
 
     ``opener``: a function of :mod:`octavo.lab.studies.subject_catalogue`; None: that of trained models.
     """
-    import torch
-
     from octavo.display.console import console
     from octavo.display.progress import milestones
     from octavo.lab.studies.measured_points import Laboratory
-    from octavo.lab.studies.stopwatch import machine
+    from octavo.lab.studies.stopwatch import chosen_device, machine
     from octavo.lab.studies.subject_catalogue import open_subject
     from octavo.search.journal import Journal
 
     folder = out or Path(f"octavo-{study}-{subject.model}{'-quick' if quick else ''}")
-    errors = console(stderr=True)
+    errors, device = console(stderr=True), chosen_device(subject.device)
     with Journal(folder) as journal, resumable(folder):
-        opened = subject.open(opener or open_subject, folder, quick=quick, tell=errors.print)
+        opened = subject.open(opener or open_subject, folder, device=device, quick=quick, tell=errors.print)
         with milestones(errors) as tell:
             rows = work(Laboratory(opened, journal, folder, tell=tell))
-    where = machine(torch.device("cpu"))  # trained weights depend on it: sums run in another order
+    where = machine(device)  # trained weights depend on it: sums run in another order
     facts = {
         "study": study, "metric": opened.metric, "subject": opened.identity, "held_out": opened.held_out,
         "machine": where,

@@ -34,6 +34,9 @@ def polynomials(
     steps: Annotated[int, typer.Option(help="Training steps to measure.")] = 20,
     val_steps: Annotated[int, typer.Option(help="Validation steps to measure.")] = 4,
     precision: Annotated[str, typer.Option(metavar="NAME", help="fp32, bf16 or fp16.")] = "fp32",
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="auto (cuda where torch finds a GPU), cpu or cuda.")
+    ] = "auto",
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where speed.json and speed.md go.")
     ] = Path("octavo-speed"),
@@ -50,13 +53,16 @@ def polynomials(
       octavo lab bench polynomials --processes 8 --batch 6144 --precision bf16
     """
     from octavo.display.console import console, print_json, print_table
-    from octavo.lab.polynomials.speed import SpeedConfig, configurations, measure_all
+    from octavo.lab.polynomials.speed import SpeedConfig, check_device, configurations, measure_all
     from octavo.lab.polynomials.speed_table import SpeedReport
     from octavo.lab.polynomials.train_configs import model_config
 
     model_config(arch)
-    base = SpeedConfig(architecture=arch, batch=batch, steps=steps, val_steps=val_steps, precision=precision)
+    base = SpeedConfig(
+        architecture=arch, batch=batch, steps=steps, val_steps=val_steps, precision=precision, device=device
+    )
     configurations(base, processes)
+    check_device(device, processes)
     stderr = console(stderr=True)
     if os.getloadavg()[0] > 0.5:
         stderr.print(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -142,7 +144,7 @@ def formats(
 
 
 @app.command("memory")
-@with_subject
+@partial(with_subject, without=("device",))  # memory of processes, which a GPU has none of
 def memory(
     subject: SubjectOptions,
     out: OutOption = None,
@@ -168,6 +170,7 @@ def memory(
     from octavo.lab.studies.memory import Memory
     from octavo.report.study_plots import memory_figure
 
+    subject = replace(subject, device="cpu")
     study = Memory(
         tuple(text.strip() for text in recipes.split("|") if text.strip()), min(texts, 64) if quick else texts
     )

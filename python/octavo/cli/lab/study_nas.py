@@ -10,7 +10,7 @@ import typer
 
 from octavo.cli._app import JsonOption
 from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption
-from octavo.cli.lab._study import DataOption, OutOption, QuickOption, resumable, show, words
+from octavo.cli.lab._study import DataOption, DeviceOption, OutOption, QuickOption, resumable, show, words
 from octavo.errors import SettingError
 
 StorageOption = Annotated[
@@ -54,6 +54,7 @@ def nas(
     ] = None,
     stop: Annotated[str | None, typer.Option(metavar="RULE", help="median or asha: ends bad trainings early.")] = None,
     texts: Annotated[int | None, typer.Option(metavar="N", help="Training texts at most.  [default: all]")] = None,
+    device: DeviceOption = None,
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -80,6 +81,7 @@ def nas(
     from octavo.lab.studies import architecture_tables as tables
     from octavo.lab.studies.architecture_builds import ArchitectureBuilds, Compression
     from octavo.lab.studies.architectures import Architectures, EpochCurve
+    from octavo.lab.studies.stopwatch import chosen_device, machine
     from octavo.lab.studies.subject_catalogue import open_split
     from octavo.report import architecture_plots
 
@@ -97,16 +99,17 @@ def nas(
             preset, scale, tuple(names), min(trials, 6) if quick else trials, min(sampler_seeds, 2) if quick else
             sampler_seeds, 2 if quick else seeds, lengths[0], stopping,
         )  # fmt: skip
+    place = chosen_device(device)
     split = open_split(data, corpus, held_out, quick=quick)
     most = 2000 if quick and texts is None else texts
     if most is not None:
         split = split.fewer(most)
     folder = out or Path(f"octavo-nas-{preset}{'-quick' if quick else ''}")
     folder.mkdir(parents=True, exist_ok=True)
-    builds = ArchitectureBuilds(split, length=length or LONGEST, compression=compression, warm=warm)
+    builds = ArchitectureBuilds(split, length=length or LONGEST, compression=compression, warm=warm, device=place)
     with milestones(console(stderr=True)) as tell, resumable(folder):
         found = study.run(builds, storage or folder, folder, tell)
-    facts = {"study": "nas", "metric": "validation accuracy", "context": builds.context()}
+    facts = {"study": "nas", "metric": "validation accuracy", "context": builds.context(), "machine": machine(place)}
     title, metric = f"nas: {preset}, {scale}{' (quick)' if quick else ''}", "validation accuracy"
     shown: dict[str, Any] = {"folder": folder, "json": json, "journal": storage or NAME}
     if isinstance(study, EpochCurve):

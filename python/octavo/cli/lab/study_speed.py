@@ -9,15 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from octavo.cli._app import JsonOption
-from octavo.cli.lab._study import numbers, resumable, show, words
+from octavo.cli.lab._study import DeviceOption, numbers, resumable, show, words
 
 if TYPE_CHECKING:
     import torch
 
-DeviceOption = Annotated[
-    str | None,
-    typer.Option("--device", metavar="NAME", help="cpu, cuda or cuda:N.  [default: cuda where torch finds a GPU]"),
-]
 OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go.  [default: octavo-STUDY-DEVICE]")
 ]

@@ -13,6 +13,7 @@ from octavo.cli._app import JsonOption
 from octavo.cli._own_lines import OwnLines
 from octavo.cli._stage_bar import stage_bar
 from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption
+from octavo.cli.lab._study import DeviceOption
 from octavo.cli.lab._until import EveryOption, InARowOption, UntilOption, show_time_to_loss, until_of
 from octavo.errors import SettingError
 
@@ -59,7 +60,10 @@ def polynomials(
     ] = 0,
     precision: Annotated[str | None, typer.Option(metavar="NAME", help="fp32, bf16 or fp16.")] = None,
     accumulation: Annotated[int | None, typer.Option(help="Micro-batches that an update is cut into.")] = None,
-    device: Annotated[str | None, typer.Option(metavar="NAME", help="auto, cpu or cuda.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="auto, cpu or cuda.  [default: auto: cuda where torch finds a GPU]"),
+    ] = None,
     compile: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
     ddp: Annotated[
         int | None, typer.Option(metavar="N", help="Train in N processes (DistributedDataParallel through torchrun).")
@@ -157,7 +161,7 @@ def classifier(
     precision: Annotated[
         str | None, typer.Option(metavar="NAME", help="fp32, bf16 or fp16.  [default: fp32, bf16]")
     ] = None,
-    device: Annotated[str | None, typer.Option(metavar="NAME", help="auto, cpu or cuda.")] = None,
+    device: DeviceOption = None,
     json: JsonOption = False,
 ) -> None:
     """Train a classifier of sentiment on SST-2 or IMDb, for studies and your own recipes.
@@ -176,6 +180,7 @@ def classifier(
     from octavo.compress import sentiment
     from octavo.lab.classifiers.kinds import KINDS, LONGEST, check_length
     from octavo.lab.classifiers.training_run import train_classifier
+    from octavo.lab.studies.stopwatch import chosen_device
 
     if model not in KINDS:
         raise SettingError(f"unknown model {model!r}; accepted are {', '.join(KINDS)}")
@@ -188,7 +193,7 @@ def classifier(
         "batch_size": batch,
         "learning_rate": rate,
         "precision": precision,
-        "device": device,
+        "device": chosen_device(None if device == "auto" else device).type,
         "seed": seed,
     }
     changes = {name: value for name, value in given.items() if value is not None}

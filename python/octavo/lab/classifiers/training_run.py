@@ -49,6 +49,7 @@ class ClassifierReport:
     folder: Path
     length: int = LONGEST
     held_out: bool = False
+    device: str = "cpu"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -59,6 +60,7 @@ class ClassifierReport:
             "seconds": self.result.seconds,
             "length": self.length,
             "held_out": self.held_out,
+            "device": self.device,
             **{name: _accuracy(getattr(self, name)) for name in ("validation", "test")},
             "model": str(self.folder / MODEL),
         }
@@ -68,7 +70,7 @@ class ClassifierReport:
         (chosen, of_chosen), (right, of_right) = self.validation, self.test
         source = " held out of training" if self.held_out else ""
         return [
-            ("trained", f"{self.parameters:,} parameters, {self.result.step:,} steps"),
+            ("trained", f"{self.parameters:,} parameters, {self.result.step:,} steps, on {self.device}"),
             ("validation", f"{chosen / of_chosen:.2%} of {of_chosen:,} texts cut from training"),
             ("test", f"{right / of_right:.2%} of {of_right:,} texts{source}"),
             ("written", f"{self.folder / MODEL}: try octavo lab study ptq-qat --trained {self.folder}"),
@@ -141,7 +143,9 @@ def _finish(made: TextClassifier, split: Split, result: TrainResult, folder: Pat
     made.model.load_state_dict(container.load(folder / "last.safetensors"))
     parts = {name: _right(made, getattr(split, name)) for name in ("validation", "test")}
     count = sum(parameter.numel() for parameter in made.model.parameters())
-    report = ClassifierReport(result, count, parts["validation"], parts["test"], folder, made.length, split.held_out)
+    device = str(next(made.model.parameters()).device)
+    tested = (parts["validation"], parts["test"])
+    report = ClassifierReport(result, count, *tested, folder, made.length, split.held_out, device)
     info = {"data": split.digest(), "seed": seed, "steps": result.step, **report.as_dict()}
     made.save(folder / MODEL, {name: info[name] for name in SAVED})
     files.write(folder / REPORT, json.dumps(report.as_dict(), indent=2) + "\n")

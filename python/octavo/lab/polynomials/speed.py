@@ -17,6 +17,7 @@ from typing import Any
 
 from octavo.errors import OctavoError, SettingError
 from octavo.storage import children, folders
+from octavo.train.train_config import DEVICES
 
 WARMUP = 3  # batches that are not measured: torch prepares kernels for each shape, and the processes find each other
 
@@ -26,7 +27,8 @@ class SpeedConfig:
     """What is measured: ``steps`` training updates of ``batch`` lines over all processes, then ``val_steps`` batches of
     validation lines that are generated greedily, ``cached`` or not.
 
-    ``epoch``, ``val_epoch``: lines of the epoch whose time is worked out from the measured speeds.
+    ``epoch``, ``val_epoch``: lines of the epoch whose time is worked out from the measured speeds. ``device``: ``auto``
+    (a GPU where torch finds one), ``cpu`` or ``cuda``.
     """
 
     architecture: str = "hybrid"
@@ -38,6 +40,7 @@ class SpeedConfig:
     precision: str = "fp32"
     epoch: int = 1_000_000
     val_epoch: int = 20_000
+    device: str = "auto"
 
     def __post_init__(self) -> None:
         """Check the numbers. Raises SettingError."""
@@ -48,6 +51,8 @@ class SpeedConfig:
             raise SettingError(
                 f"batch is {self.batch}; accepted is at least a line for each of {self.processes} processes"
             )
+        if self.device not in DEVICES:
+            raise SettingError(f"device is {self.device!r}; accepted are {', '.join(DEVICES)}")
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Speed:
     """A measured speed. Tokens of input and target count, end tokens included, padding not.
 
     In validation the target tokens are those of the right answers, so that fast wrong answers count no more.
+    ``machine``: the hardware that it was measured on, as :func:`octavo.cuda.machine.computer` describes it.
     """
 
     config: SpeedConfig
@@ -62,6 +68,7 @@ class Speed:
     val_steps_per_s: float
     train_tokens_per_s: float
     val_tokens_per_s: float
+    machine: dict[str, Any]
 
     @property
     def steps_per_s(self) -> float:
@@ -104,6 +111,23 @@ def configurations(base: SpeedConfig, processes: int) -> dict[str, SpeedConfig]:
     }
 
 
+def check_device(device: str, processes: int) -> None:
+    """Refuse a GPU that is not there, and fewer GPUs than processes, each of which has its own.
+
+    Raises CudaUnavailableError, SettingError.
+    """
+    import torch
+
+    from octavo.cuda.device_names import best_device, torch_device
+
+    place = best_device() if device == "auto" else torch_device(device)
+    if place.type == "cuda" and processes > (count := torch.cuda.device_count()):
+        raise SettingError(
+            f"{processes} processes, {count} GPUs; accepted are as many processes: give --processes {count}, or "
+            "--device cpu"
+        )
+
+
 def measure_all(
     base: SpeedConfig, processes: int, done: Callable[[str, Speed], None] = lambda name, speed: None
 ) -> dict[str, Speed]:
@@ -131,10 +155,11 @@ def measure_apart(config: SpeedConfig) -> Speed:
         return Speed(config, **json.loads(answer.read_text()))
 
 
-def _measure_here(config: SpeedConfig) -> dict[str, float] | None:
+def _measure_here(config: SpeedConfig) -> dict[str, Any] | None:
     """Measure in this process, one of ``config.processes``; the first of them returns the numbers."""
     import torch
 
+    from octavo.cuda.machine import computer
     from octavo.lab.polynomials.accuracy import EncodedLines
     from octavo.lab.polynomials.data import splits
     from octavo.lab.polynomials.line_task import PolynomialTask
@@ -153,7 +178,7 @@ def _measure_here(config: SpeedConfig) -> dict[str, float] | None:
     lines = EncodedLines.of(data.validation, task.tokenizer)
     settings = train_config(steps=10**6, batch_size=config.batch, precision=config.precision)
     model = build(model_config(config.architecture))
-    with join("auto") as processes:
+    with join(config.device) as processes:
         model.to(processes.device)
         precision = Precision(config.precision, processes.device)
         update = Updater(
@@ -176,7 +201,7 @@ def _measure_here(config: SpeedConfig) -> dict[str, float] | None:
                 whole = slice(step * config.batch, (step + 1) * config.batch)
                 yield int((lines.source[whole] != 0).sum() + (lines.target[whole] != 0).sum())
 
-        numbers: dict[str, float] = {}
+        numbers: dict[str, Any] = {"machine": computer(processes.device)}
         plan = (("train", train_steps, WARMUP, config.steps), ("val", val_steps, 1, config.val_steps))
         for name, steps, warmup, count in plan:
             for _ in steps(0, warmup):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from octavo.cuda.machine import computer
 from octavo.display.console import table
 from octavo.storage import files
 
@@ -59,6 +58,7 @@ class SpeedReport:
             COUNTING,
             f"step: {config.batch} lines over all processes, {config.precision}, architecture {config.architecture}; "
             f"measured: {config.steps} training and {config.val_steps} validation steps each",
+            f"device: {self._baseline.machine['device']}",
             "weights are fresh, so that every generated answer has the full length",
             f"epoch: {config.epoch:,} training and {config.val_epoch:,} validation lines at the measured speeds",
         ]
@@ -86,9 +86,11 @@ class SpeedReport:
         """Return plain values for JSON."""
         import torch
 
-        found = computer(torch.device("cpu"))
+        machine = self._baseline.machine
+        name = machine["gpu"] or f"{machine['machine']}, {machine['threads']} threads"
         return {
-            "machine": f"{found['machine']}, {found['threads']} threads, torch {torch.__version__}",
+            "machine": f"{name}, torch {torch.__version__}",
+            "device": machine["device"],
             "counting": COUNTING,
             "config": asdict(self._baseline.config),
             "configurations": {

@@ -48,6 +48,7 @@ class PolynomialReport:
     parameters: int
     accuracy: Accuracy
     folder: Path
+    device: str = "cpu"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -56,6 +57,7 @@ class PolynomialReport:
             "steps": self.result.step,
             "parameters": self.parameters,
             "seconds": self.result.seconds,
+            "device": self.device,
             "test": self.accuracy.as_dict(),
             "model": str(self.folder / MODEL),
         }
@@ -67,7 +69,7 @@ class PolynomialReport:
         shares = [f"{exact / total:.2%} of {total:,}" for exact, total in accuracy.by_kind.values()]
         exact = f"{accuracy.share:.3%} of {accuracy.lines:,} test lines that do not occur in training"
         return [
-            ("trained", f"{self.parameters:,} parameters, {self.result.step:,} steps"),
+            ("trained", f"{self.parameters:,} parameters, {self.result.step:,} steps, on {self.device}"),
             ("exact match", exact if accuracy.lines else "not measured: there are no test lines"),
             *zip(kinds, shares, strict=True),
             ("written", f"{self.folder / MODEL}: try octavo lab expand --model {self.folder / MODEL} '(x+1)*(x-2)'"),
@@ -140,7 +142,8 @@ def _finish(
         engine = Engine.load(exported, precision="integer")
         made |= {"integer_exact": measure(engine.expand, data.test).exact, "integer_wide": integer.wide}
         export()
-    report = PolynomialReport(result, model.parameter_count, accuracy, folder)
+    device = str(next(model.parameters()).device)
+    report = PolynomialReport(result, model.parameter_count, accuracy, folder, device)
     files.write(folder / REPORT, json.dumps(report.as_dict(), indent=2) + "\n")
     return report
 

@@ -27,11 +27,12 @@ from octavo.lab.classifiers import Classifier, ClassifierConfig, kinds
 from octavo.lab.classifiers.texts import ClassifierTask, Texts, scores
 from octavo.lab.classifiers.training_run import train_config
 from octavo.lab.studies.measured_points import SAMPLES, trained
-from octavo.lab.studies.subject import digest
+from octavo.lab.studies.subject import digest, elsewhere, placed
 from octavo.tensors import container
 from octavo.train import TrainConfig, seed_all
 
 LAST = "last.safetensors"
+_CPU = torch.device("cpu")
 _REPORTS = 4  # looks at validation texts during training, by which bad trials are stopped
 
 
@@ -55,7 +56,7 @@ class ArchitectureBuilds:
     """Builds and measures the points of a search on one set of texts.
 
     ``compression``: what every network is measured after, too, before and after training again. ``warm``: a trained
-    model whose weights are taken where name and shape are equal.
+    model whose weights are taken where name and shape are equal. ``device``: where networks are trained and measured.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class ArchitectureBuilds:
         compression: Compression | None = None,
         warm: Path | None = None,
         changes: Mapping[str, Any] | None = None,
+        device: torch.device = _CPU,
     ) -> None:
         """Take the texts; ``changes``: fields of TrainConfig that differ. Raises DataError for another vocabulary."""
+        self.device = device
         self.compression, self._changes = compression, dict(changes or {})
         vocabulary = kinds.vocabulary_of(split.train.texts)
         config = ClassifierConfig(
@@ -96,6 +99,7 @@ class ArchitectureBuilds:
             "training": self.config(1.0, 0).binding(),
             "compression": None if self.compression is None else self.compression.facts(),
             "warm": None if self._warm is None else digest(self._warm),
+            **elsewhere(self.device),
         }
 
     def space(self, preset: str, scale: str, epochs: float, seed: int = 0) -> Space:
@@ -109,7 +113,7 @@ class ArchitectureBuilds:
 
     def config(self, epochs: float, seed: int) -> TrainConfig:
         """Return the training of a network."""
-        given = {"checkpoint_every": 50, "evaluate_every": None, "device": "cpu", **self._changes}
+        given = {"checkpoint_every": 50, "evaluate_every": None, "device": self.device.type, **self._changes}
         return train_config(kinds.TINY, len(self._train), epochs=epochs, seed=seed, **given)
 
     def evaluate(self, build: Build) -> dict[str, Any]:
@@ -144,7 +148,7 @@ class ArchitectureBuilds:
         inherited = 0.0 if self._warm is None else inherit(model, self._warm)
         if (folder / LAST).exists():
             model.load_state_dict(container.load(folder / LAST))
-            return model.eval(), inherited
+            return model.to(self.device).eval(), inherited
         every = max(1, config.steps // _REPORTS)
 
         def look(model: nn.Module, step: int) -> None:
@@ -169,7 +173,7 @@ class ArchitectureBuilds:
         given, seed = self.compression, build.spec["seed"]
         small = deepcopy(model)
         if given.recipe is not None:
-            batches = self._train.sample(SAMPLES, seed).batches(32)
+            batches = placed(self._train.sample(SAMPLES, seed).batches(32), self.device)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", octavo.CoverageWarning)  # embeddings are most of a tiny network
                 small = octavo.quantize_model(

@@ -52,7 +52,7 @@ def forward_costs(
         calls[f"{name} packed_s"] = partial(_run, packed, batch)
         if not is_quantized:
             calls[f"{name} forward_s"] = partial(_run, plain.eval(), batch)
-    for place, seconds in in_turn(calls, ROUNDS, torch.device("cpu")).items():
+    for place, seconds in in_turn(calls, ROUNDS, subject.device).items():
         name, _, fact = place.rpartition(" ")
         found[name][fact] = seconds
     return found

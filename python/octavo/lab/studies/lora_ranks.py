@@ -53,7 +53,7 @@ class Tuning:
             seed=seed,
             checkpoint_every=200,
             log_every=max(1, steps // 10),
-            device="cpu",
+            device=subject.device.type,
         )
 
 
@@ -164,8 +164,8 @@ class LoraRanks:
             laboratory.tell("step times: all of them take turns")
             models = {name_of(asdict(variant)): variant.model(subject, 0) for variant in variants}
             config = self.tuning.config(subject, subject.texts, 0, adapters=True)
-            costs = training_costs(models, subject.task(0), config)
-            found = laboratory.journal.add(settings, costs=costs, made=made())
+            costs = training_costs(models, subject.task(0), config, subject.device)
+            found = laboratory.journal.add(settings, costs=costs, made=made(subject.device))
         return found["costs"]
 
 

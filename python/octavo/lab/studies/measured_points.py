@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import octavo
+from octavo.lab.studies.stopwatch import machine
 from octavo.lab.studies.subject import Subject
 from octavo.quant.apply_recipe import freeze_scales
 from octavo.search.journal import Journal, identity
@@ -53,7 +54,7 @@ class Training:
             seed=seed,
             checkpoint_every=max(1, min(100, steps)),
             log_every=max(1, steps // 10),
-            device="cpu",
+            device=subject.device.type,
         )
 
 
@@ -166,7 +167,7 @@ class Laboratory:
         settings, begin = point.settings(self.subject), time.perf_counter()
         model = self.build(point, settings)
         facts = {"result": self.compare(model, "test"), "seconds": round(time.perf_counter() - begin, 3)}
-        record = self.journal.add(settings, **facts, made=made())
+        record = self.journal.add(settings, **facts, made=made(self.subject.device))
         self._tidy(settings)
         return record
 
@@ -196,7 +197,12 @@ class Laboratory:
         begin = time.perf_counter()
         distance = self.subject.distance(self.build(point, settings))
         told = distance if math.isfinite(distance) else None  # a model that answers NaN is worse than any number
-        return self.journal.add(settings, distance=told, seconds=round(time.perf_counter() - begin, 3), made=made())
+        return self.journal.add(
+            settings,
+            distance=told,
+            seconds=round(time.perf_counter() - begin, 3),
+            made=made(self.subject.device),
+        )
 
     def _run(self, settings: dict[str, Any]) -> Path:
         return self.folder / "runs" / identity(settings)[:16]
@@ -208,9 +214,12 @@ class Laboratory:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def made() -> dict[str, Any]:
-    """Return when and with what a point was measured."""
+def made(device: torch.device) -> dict[str, Any]:
+    """Return when, on which device and with what a point was measured."""
+    machine_ = machine(device)
     return {
+        "device": machine_["device"],
+        "name": machine_["name"],
         "octavo": octavo.__version__,
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),

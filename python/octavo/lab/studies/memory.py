@@ -73,7 +73,7 @@ class Memory:
             packed = simulated if name == FP32 else octavo.pack_model(simulated)
             rows = [_row(name, what, "counted", count) for what, count in by_component(packed).items()]
             rows += measured(name, simulated, packed, subject.blueprint, subject.inputs(self.texts, BATCH))
-            found = journal.add(settings, rows=rows, made=made())
+            found = journal.add(settings, rows=rows, made=made(subject.device))
         return found["rows"]
 
 

@@ -21,7 +21,7 @@ from octavo.lab.architectures.samplers import Sampler
 from octavo.lab.architectures.search_loop import Build, Search, run_search
 from octavo.lab.architectures.trial_storage import open_storage
 from octavo.lab.studies.format_sensitivity import FORMATS, sensitivity_of
-from octavo.lab.studies.measured_points import Laboratory, quantized
+from octavo.lab.studies.measured_points import Laboratory, made, quantized
 from octavo.lab.studies.subject import Subject
 from octavo.recipe import Recipe
 from octavo.search import allocate, to_recipe
@@ -100,7 +100,8 @@ class MixedPrecision:
         found = laboratory.journal.find(settings, "result")
         if found is None:
             model = _model(laboratory.subject, recipe, self.seed)
-            found = laboratory.journal.add(settings, result=laboratory.compare(model, "test"))
+            facts = {"result": laboratory.compare(model, "test"), "made": made(laboratory.subject.device)}
+            found = laboratory.journal.add(settings, **facts)
         return float(found["result"]["right"] / found["result"]["texts"])
 
 

@@ -210,7 +210,7 @@ class Prune:
             models = {name_of(asdict(cut)): cut.model(subject, 0) for cut in cuts}
             structured = [name_of(asdict(cut)) for cut in cuts if Granularity.parse(cut.granularity).kind in WHOLE]
             costs = forward_costs(models, subject, structured)
-            found = laboratory.journal.add(settings, costs=costs, made=made())
+            found = laboratory.journal.add(settings, costs=costs, made=made(subject.device))
         return found["costs"]
 
 

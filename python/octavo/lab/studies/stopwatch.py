@@ -23,6 +23,14 @@ def device_of(text: str | None) -> torch.device:
     return best_device() if text is None else torch_device(text)
 
 
+def chosen_device(text: str | None) -> torch.device:
+    """Return :func:`device_of` a name, and make it torch's current GPU where it is one: training runs on that."""
+    device = device_of(text)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
 def machine(device: torch.device) -> dict[str, str | int]:
     """Return what decides times and last digits beside the code: device, torch and threads."""
     found, made = computer(device), versions()

@@ -1,6 +1,7 @@
 """The subject of a study: a trained model, its calibration, validation and test texts, and how to train it further.
 
-A subject never hands out the model itself: every point works on a copy, and none can touch another's.
+A subject never hands out the model itself: every point works on a copy, and none can touch another's. Copies and
+batches are on the subject's device.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from octavo.data.batches import map_leaves
 from octavo.data.labelled import Split
 from octavo.lab.classifiers.kinds import TextClassifier
 from octavo.lab.classifiers.texts import ClassifierTask, scores
@@ -26,6 +28,7 @@ from octavo.search.fingerprints import identity_of
 
 # Where in the stream of polynomial lines calibration begins: past all that training can read.
 _CALIBRATION_START = 1 << 62
+_CPU = torch.device("cpu")
 
 
 class Subject(Protocol):
@@ -33,7 +36,7 @@ class Subject(Protocol):
 
     ``identity``: plain values that decide every number; ``metric``: what is reported; ``steps``, ``batch_size``,
     ``learning_rate`` and ``precision``: of the training that the model comes from, which training through a format
-    takes a share of.
+    takes a share of. ``device``: where copies of the model, and batches, are.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Subject(Protocol):
     batch_size: int
     learning_rate: float
     precision: str
+    device: torch.device
     held_out: bool  # test texts were cut from training
     blueprint: dict[str, Any]  # plain values from which another process makes the model without its weights
 
@@ -85,6 +89,7 @@ class ClassifierSubject:
         *,
         steps: int,
         judged: int = 512,
+        device: torch.device = _CPU,
     ) -> None:
         """Take a classifier that was trained in ``steps``; ``judged``: validation texts that choices look at."""
         self.name, self.steps = name, steps
@@ -93,10 +98,11 @@ class ClassifierSubject:
         self._made, self._model, self._train = made, made.model.eval(), made.texts(split.train)
         self._parts = {"validation": made.texts(split.validation), "test": made.texts(split.test)}
         self._judged = self._parts["validation"].sample(judged, seed=0)
-        self._before = functional.log_softmax(scores(self._model, self._judged), -1)
         self.blueprint = made.blueprint()
         self.identity = {"model": name, "length": made.length, "data": split.digest(), "judged": judged}
-        self.identity |= identity_of(weights=self._model, ids=[self._train, self._parts]).digests
+        self.identity |= identity_of(weights=self._model, ids=[self._train, self._parts]).digests | elsewhere(device)
+        self.device, self._model = device, self._model.to(device)
+        self._before = functional.log_softmax(scores(self._model, self._judged), -1)
         self.held_out, self.texts = split.held_out, len(split.train)
 
     def model(self) -> nn.Module:
@@ -109,11 +115,11 @@ class ClassifierSubject:
 
     def calibration(self, samples: int, seed: int) -> list[Any]:
         """Return batches of inputs, by keyword, drawn from training."""
-        return self._train.sample(samples, seed).batches(32)
+        return placed(self._train.sample(samples, seed).batches(32), self.device)
 
     def labelled(self, samples: int, seed: int) -> list[Any]:
         """Return the batches of :meth:`calibration` with their ``labels``."""
-        return self._train.sample(samples, seed).labelled(32)
+        return placed(self._train.sample(samples, seed).labelled(32), self.device)
 
     def right(self, model: nn.Module, part: str) -> Tensor:
         """Return whether the highest score is that of the label."""
@@ -128,7 +134,7 @@ class ClassifierSubject:
     def inputs(self, count: int, size: int) -> list[Any]:
         """Return test texts, those of like length together."""
         texts = self._parts["test"]
-        return texts.pick(range(min(count, len(texts)))).batches(size)
+        return placed(texts.pick(range(min(count, len(texts)))).batches(size), self.device)
 
     def task(self, seed: int) -> ClassifierTask:
         """Return the training texts, with the first 256 validation texts to watch."""
@@ -143,19 +149,25 @@ class PolynomialSubject:
     steps, batch_size, learning_rate, precision = 31_000, 64, 4e-4, "fp32"
     held_out = False
 
-    def __init__(self, *, lines: int = 2000, judged: int = 512) -> None:
+    def __init__(self, *, lines: int = 2000, judged: int = 512, device: torch.device = _CPU) -> None:
         """Load the model; ``lines``: test lines, of which there are 20,000; ``judged``: as for a classifier."""
-        self._model, self._tokenizer = load_shipped()
+        model, self._tokenizer = load_shipped()
+        self._model: nn.Module = model
         self._data = splits(SPLIT_SEED, VALIDATION, TEST)
         self._parts = {
             "validation": EncodedLines.of(self._data.validation[:lines], self._tokenizer),
             "test": EncodedLines.of(self._data.test[:lines], self._tokenizer),
         }
         self._judged = EncodedLines.of(self._data.validation[:judged], self._tokenizer)
-        self._before = self._log_probabilities(self._model)
-        self.blueprint = {"kind": self.name, "config": self._model.config.as_dict()}
-        self.identity = {"model": self.name, "lines": lines, "judged": judged}
-        self.identity |= identity_of(weights=self._model, ids=[self._parts, self._judged]).digests
+        self.blueprint = {"kind": self.name, "config": model.config.as_dict()}
+        self.identity = {"model": self.name, "lines": lines, "judged": judged} | elsewhere(device)
+        self.device = torch.device("cpu")
+        called = deepcopy(model)
+        self._before = self._log_probabilities(called)  # makes tables, which belong to the identity
+        self.identity |= identity_of(weights=called, ids=[self._parts, self._judged]).digests
+        if device.type != "cpu":
+            self.device, self._model = device, model.to(device)
+            self._before = self._log_probabilities(self._model)
 
     def model(self) -> nn.Module:
         """Return a copy of the float32 model."""
@@ -165,7 +177,8 @@ class PolynomialSubject:
         """Return (source, target) batches of training lines."""
         start = _CALIBRATION_START + seed * samples
         source, target = self._data.train.batch(start, samples, self._tokenizer)
-        return list(zip(torch.from_numpy(source).split(64), torch.from_numpy(target).split(64), strict=True))
+        pairs = list(zip(torch.from_numpy(source).split(64), torch.from_numpy(target).split(64), strict=True))
+        return placed(pairs, self.device)
 
     def right(self, model: nn.Module, part: str) -> Tensor:
         """Return whether greedy generation gives the line to the last character."""
@@ -180,7 +193,8 @@ class PolynomialSubject:
     def inputs(self, count: int, size: int) -> list[Any]:
         """Return (source, target) test lines."""
         lines = self._parts["test"]
-        return list(zip(lines.source[:count].split(size), lines.target[:count].split(size), strict=True))
+        pairs = list(zip(lines.source[:count].split(size), lines.target[:count].split(size), strict=True))
+        return placed(pairs, self.device)
 
     def task(self, seed: int) -> PolynomialTask:
         """Return the training stream from a place that ``seed`` decides."""
@@ -189,7 +203,21 @@ class PolynomialSubject:
     def _log_probabilities(self, model: nn.Module) -> Tensor:
         model.eval()
         with torch.inference_mode():
-            return functional.log_softmax(model(self._judged.source, self._judged.target).float(), -1)
+            lines = placed([(self._judged.source, self._judged.target)], self.device)[0]
+            return functional.log_softmax(model(*lines).float(), -1).cpu()
+
+
+def placed(batches: list[Any], device: torch.device) -> list[Any]:
+    """Return batches with their tensors on a device."""
+    return [map_leaves(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch) for batch in batches]
+
+
+def elsewhere(device: torch.device) -> dict[str, str]:
+    """Return what a device adds to the settings of a point: its kind, and nothing of a CPU.
+
+    Sums run in another order on a GPU, so that points of the two are different ones.
+    """
+    return {} if device.type == "cpu" else {"device": device.type}
 
 
 def digest(model: nn.Module) -> str:

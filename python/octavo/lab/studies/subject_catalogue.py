@@ -25,6 +25,8 @@ _LINES = 40_000  # training lines of the task that needs no download
 _JUDGED = {kinds.TINY: 512, MINILM: 256}
 _SPREAD = 0.02  # of the weights of a fresh head: BERT's
 
+_CPU = torch.device("cpu")
+
 Tell = Callable[[str], None]
 
 
@@ -37,6 +39,7 @@ def open_subject(
     corpus: str | None = None,
     length: int | None = None,
     held_out: int | None = None,
+    device: torch.device = _CPU,
     quick: bool = False,
     progress: bool = True,
     tell: Tell = lambda text: None,
@@ -46,7 +49,8 @@ def open_subject(
     ``data``: a folder of a ``corpus`` (None: sst2); without it the tiny model tells signs of linear terms, a task that
     is generated. ``held_out``: training texts that are tested on in place of the corpus's own, ``length``: tokens of a
     text that are read; None: as the model was trained. ``trained``: the folder of an ``octavo lab train classifier``
-    run; without it the model is trained in ``folder``. ``quick``: fewer texts, and so a worse model.
+    run; without it the model is trained in ``folder``. ``device``: where it is trained and measured.
+    ``quick``: fewer texts, and so a worse model.
 
     Raises SettingError for what does not go together, DataError for a model trained on other data or at another length,
     InterruptedRun where a signal ended the training.
@@ -59,7 +63,7 @@ def open_subject(
                 "the model 'polynomials' comes with its weights and lines; leave out --data and --trained, and what "
                 "is said of texts"
             )
-        return PolynomialSubject(lines=200 if quick else 2000, judged=128 if quick else 512)
+        return PolynomialSubject(lines=200 if quick else 2000, judged=128 if quick else 512, device=device)
     _check(name, data, corpus, length, held_out)
     run = trained or folder / TRAINING
     is_trained = (run / MODEL / kinds.INFO).exists()
@@ -70,7 +74,8 @@ def open_subject(
     split = open_split(data, corpus, held_out, quick=quick)
     if not is_trained:
         tell(f"training the model '{name}' first, in {run}; it is done once")
-        train_classifier(name, split, run, length=length or kinds.LONGEST, progress=progress)
+        changes = {"device": device.type}
+        train_classifier(name, split, run, length=length or kinds.LONGEST, changes=changes, progress=progress)
     made, info = kinds.load(run / MODEL)
     if made.kind != name:
         raise DataError(f"{run}: holds a model '{made.kind}'; give --model {made.kind}")
@@ -81,7 +86,9 @@ def open_subject(
             f"{run}: trained on other texts than these; give the same --data, --corpus and --held-out, or another --out"
         )
     judged = 128 if quick else _JUDGED[name]
-    return ClassifierSubject(name, made, split, HYPERPARAMETERS[name], steps=info["steps"], judged=judged)
+    return ClassifierSubject(
+        name, made, split, HYPERPARAMETERS[name], steps=info["steps"], judged=judged, device=device
+    )
 
 
 def open_base(
@@ -93,6 +100,7 @@ def open_base(
     corpus: str | None = None,
     length: int | None = None,
     held_out: int | None = None,
+    device: torch.device = _CPU,
     quick: bool = False,
     progress: bool = True,
     tell: Tell = lambda text: None,
@@ -108,7 +116,9 @@ def open_base(
             raise SettingError(
                 "the model 'tiny' goes on from one generated task to another; --data is for --model minilm"
             )
-        first = open_subject(name, folder, trained=trained, length=length, quick=quick, progress=progress, tell=tell)
+        first = open_subject(
+            name, folder, trained=trained, length=length, device=device, quick=quick, progress=progress, tell=tell
+        )
         assert isinstance(first, ClassifierSubject)  # it is what the name says
         made, sizes = first.classifier(), (_LINES // 10, 400, 800) if quick else (_LINES // 2, 2000, 4000)
         split = signs.load(sizes[0], validation=sizes[1], test=sizes[2], term="constant")
@@ -124,7 +134,8 @@ def open_base(
     fresh_head(made.model.get_submodule(ClassifierSubject.head))
     hyperparameters = HYPERPARAMETERS[name]
     steps = round(hyperparameters.epochs * (len(split.train) // hyperparameters.batch_size))
-    return ClassifierSubject(name, made, split, hyperparameters, steps=steps, judged=128 if quick else _JUDGED[name])
+    judged = 128 if quick else _JUDGED[name]
+    return ClassifierSubject(name, made, split, hyperparameters, steps=steps, judged=judged, device=device)
 
 
 def fresh_head(head: nn.Module, *, seed: int = 0) -> None:

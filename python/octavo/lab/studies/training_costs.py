@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from octavo.data.batches import map_leaves
+from octavo.lab.studies.attention_speed import peak
 from octavo.lab.studies.stopwatch import in_turn
 from octavo.train import TrainConfig
 from octavo.train.optimizer import adamw
@@ -17,20 +19,25 @@ from octavo.train.precision import Precision
 
 ROUNDS = 5
 _LEVEL = "KINETO_LOG_LEVEL"
+_CPU = torch.device("cpu")
 
 
-def training_costs(models: Mapping[str, nn.Module], task: Any, config: TrainConfig) -> dict[str, dict[str, Any]]:
+def training_costs(
+    models: Mapping[str, nn.Module], task: Any, config: TrainConfig, device: torch.device = _CPU
+) -> dict[str, dict[str, Any]]:
     """Return the costs of a step on the first batch of ``task`` for models in training mode, by name.
+
+    ``device``: where the models are.
 
     ``trained``: parameters with a gradient. ``optimizer_bytes``: the state of AdamW. ``model_bytes``: parameters and
     buffers. ``peak_bytes``: those, the optimizer's, and the most that torch's allocator gave out beside them during a
-    step, batch excluded. ``step_s``: median of steps that take turns. CPU only.
+    step, batch excluded. ``step_s``: median of steps that take turns.
     """
-    batch = task.batch(0, 0, 0, config.batch_size)
+    batch = map_leaves(lambda leaf: leaf.to(device), task.batch(0, 0, 0, config.batch_size))
     steps, found = {}, {}
     for name, model in models.items():
         optimizer = adamw(model, config)
-        steps[name] = step_of(model, optimizer, task, batch, config)
+        steps[name] = step_of(model, optimizer, task, batch, Precision(config.precision, device))
         steps[name]()  # the optimizer makes its state
         optimizer_bytes = _bytes(item for state in optimizer.state.values() for item in state.values())
         model_bytes = _bytes([*model.parameters(), *model.buffers()])
@@ -38,17 +45,16 @@ def training_costs(models: Mapping[str, nn.Module], task: Any, config: TrainConf
             "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
             "optimizer_bytes": optimizer_bytes,
             "model_bytes": model_bytes,
-            "peak_bytes": model_bytes + optimizer_bytes + allocated(steps[name]),
+            "peak_bytes": model_bytes + optimizer_bytes + (peak(steps[name], device) or allocated(steps[name])),
         }
-    seconds = in_turn(steps, ROUNDS, torch.device("cpu"))
+    seconds = in_turn(steps, ROUNDS, device)
     return {name: {**costs, "step_s": seconds[name]} for name, costs in found.items()}
 
 
 def step_of(
-    model: nn.Module, optimizer: torch.optim.Optimizer, task: Any, batch: Any, config: TrainConfig
+    model: nn.Module, optimizer: torch.optim.Optimizer, task: Any, batch: Any, precision: Precision
 ) -> Callable[[], None]:
     """Return a function that makes one update of the weights; no gradient stays behind it."""
-    precision = Precision(config.precision, torch.device("cpu"))
 
     def step() -> None:
         with precision.autocast():
