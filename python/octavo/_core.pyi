@@ -303,9 +303,13 @@ class _KnownWeight:
         columns: int,
         parts: _Parts,
         bias: tuple[int, int] | None,
+        inputs: tuple[Format, str | None, _Parts | None] | None,
+        rounding: tuple[str, str | None] | None,
         operands: Sequence[Tensor | None],
         dtypes: Sequence[dtype],
     ) -> Self: ...
+    @property
+    def rounding(self) -> tuple[str, str | None] | None: ...
     def is_still(self, operands: tuple[Tensor | None, ...]) -> bool: ...
     def multiply(self, x: Tensor, operands: tuple[Tensor | None, ...]) -> Tensor | None: ...
 

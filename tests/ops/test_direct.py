@@ -8,10 +8,10 @@ import weakref
 import octavo
 import pytest
 import torch
-from octavo.errors import DTypeError, ShapeError
+from octavo.errors import CalibrationError, DTypeError, ShapeError
 from octavo.nn import PackedLinear
 from octavo.nn import linear as layers
-from octavo.ops._direct import is_direct
+from octavo.ops._direct import is_direct, is_plain
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
@@ -35,7 +35,7 @@ class Counted:
     """A known weight whose products are counted."""
 
     def __init__(self, known, calls):
-        self.known, self.calls, self.is_still = known, calls, known.is_still
+        self.known, self.calls, self.is_still, self.rounding = known, calls, known.is_still, known.rounding
 
     def multiply(self, x, read):
         y = self.known.multiply(x, read)
@@ -48,16 +48,13 @@ class Counted:
 def direct(monkeypatch):
     """Counts direct calls of kernels."""
     calls = []
-    make = layers.linear.known_weight
+    make = layers.known_weight
 
     def known_weight(*args):
         known = make(*args)
         return known and Counted(known, calls)
 
-    monkeypatch.setattr(layers.linear, "known_weight", known_weight)
-    for name in ("rounded_kernel", "integer_kernel"):
-        kernel = getattr(layers.linear, name)
-        monkeypatch.setattr(layers.linear, name, lambda *args, kernel=kernel: (calls.append(1), kernel(*args))[1])
+    monkeypatch.setattr(layers, "known_weight", known_weight)
     return calls
 
 
@@ -87,6 +84,98 @@ def test_layers_with_rounded_inputs_are_called_directly(rule, direct):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
             assert torch.equal(layer(x), y)
     assert direct == [1]
+
+
+RECIPES = {
+    "integer": "* weight=int8:channel input=int8",
+    "integer, a scale a row": "* weight=int4:channel input=int8:channel",
+    "integer, int32 bias": "* weight=int8:channel input=int8@minmax bias=int32",
+    "rounded": "* weight=int8:channel input=mxint8",
+    "rounded, scales": "* weight=mxfp4 input=int8@minmax",
+    "rounded, zeros": "* weight=uint4:g32 input=uint8@minmax",
+    "rounded, a scale a channel": "* weight=nf4 input=int8:channel",
+    "rounded, no scale": "* weight=e4m3 input=fixed8.4",
+}
+
+
+def rounded(recipe):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 48))
+    calibration = [torch.randn(8, 64)]
+    quantized = octavo.quantize_model(model, octavo.Recipe.parse(recipe), calibration=calibration, progress=False)
+    return octavo.pack_model(quantized)[0]
+
+
+def by_rounding_op(layer, x):
+    """What the op gives for a layer whose inputs are rounded."""
+    quantizer, sizes = layer.input_quantizer, (layer._rows, layer._width)
+    scales, zeros, levels = quantizer.given()
+    if layer.is_integer:
+        op, text = torch.ops.octavo.integer_linear_plain.default, quantizer.format.text
+        bias = layer._held_bias()
+        return op(x, layer.weight_codes, layer.weight_scales, bias, scales, layer._text, text, *sizes)
+    op, rule = torch.ops.octavo.rounded_linear_plain.default, quantizer._rule
+    inputs = scales, zeros, levels, layer._text, *sizes, quantizer.format.text, rule
+    return op(x, *layer.parts, layer.bias, *inputs)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_rounded_products_have_the_bits_of_the_op(recipe, direct):
+    layer = rounded(recipe)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for shape in ((64,), (1, 64), (2, 3, 64), (7, 64)):
+            x = torch.randn(shape).to(dtype)
+            with torch.no_grad():
+                y = layer(x)
+                assert torch.equal(y, by_rounding_op(layer, x)) and y.dtype == dtype
+    assert len(direct) == 12
+
+
+def test_a_layer_rounds_inputs_as_its_quantizer_does_now(direct):
+    layer, x = rounded("* weight=int8:channel input=int8@minmax"), torch.randn(3, 64)
+    quantizer = layer.input_quantizer
+
+    def scales():
+        quantizer.set_scales(quantizer.scales * 2)
+
+    def in_place():
+        quantizer.scales.mul_(1.5)
+
+    def other():
+        layer.input_quantizer = rounded("* weight=int8:channel input=int8").input_quantizer
+
+    with torch.no_grad():
+        for change in (scales, in_place, other):
+            layer(x)
+            change()
+            wanted = by_rounding_op(layer, x)
+            for _ in range(3):
+                assert torch.equal(layer(x), wanted), change.__name__
+        layer.input_quantizer.enabled = False
+        assert torch.equal(layer(x), by_op(layer, x))
+        layer.input_quantizer.enabled = True
+        assert torch.equal(layer(x), wanted)
+    assert direct
+
+
+def test_a_quantizer_without_scales_is_refused_though_it_had_some():
+    layer, x = rounded("* weight=int8:channel input=int8@minmax"), torch.randn(3, 64)
+    layer(x)
+    layer.input_quantizer.clear_scales()
+    for _ in range(2):
+        with pytest.raises(CalibrationError, match="no scales yet"):
+            layer(x)
+
+
+def test_a_bias_that_learns_gets_its_gradient(direct):
+    layer, x = packed(), torch.randn(2, 64)
+    layer(x)
+    layer.bias.requires_grad_()
+    layer(x).sum().backward()
+    assert torch.equal(layer.bias.grad, torch.full((48,), 2.0))
+    with torch.no_grad():
+        layer(x)
+    assert len(direct) == 2
 
 
 class SeesOps(TorchDispatchMode):
@@ -168,7 +257,7 @@ class Named(torch.Tensor):
 
 def test_only_plain_tensors_are_direct():
     x = torch.randn(4, 64)
-    assert is_direct(x) and is_direct(x.T) and is_direct(x[1:]) and is_direct(x, (x, None, torch.nn.Parameter(x)))
+    assert is_direct(x) and is_direct(x.T) and is_direct(x[1:]) and is_plain((x, None, torch.nn.Parameter(x)))
     with torch.inference_mode():
         made = torch.randn(4, 64)
         assert is_direct(made) and is_direct(x)
@@ -183,7 +272,7 @@ def test_only_plain_tensors_are_direct():
     for other in (*others, fake):
         assert not is_direct(other)
     for other in (negative, x.to("meta"), x.as_subclass(Named), fake):
-        assert not is_direct(x, (other,)) and not is_direct(x, (None, other))
+        assert not is_plain((other,)) and not is_plain((None, other))
     assert not is_direct(x.clone().requires_grad_())
 
 

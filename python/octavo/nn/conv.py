@@ -157,8 +157,7 @@ class _PackedConv(PackedLayer):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of ``input``, ``[B, in, ...]`` or ``[in, ...]``."""
-        if self._needs_check(input):
-            self._check(input)
+        self._check(input)
         if is_strict():
             raise KernelError(
                 f"{type(self).__name__}: there is no kernel for packed convolutions; leave octavo.strict()"

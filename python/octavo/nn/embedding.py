@@ -117,8 +117,7 @@ class PackedEmbedding(PackedLayer):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the rows of the ids ``input``."""
-        if self._needs_check(input):
-            self._check(input)
+        self._check(input)
         y = torch.ops.octavo.packed_embedding.default(
             input, *self.parts, self._text, self._rows, self._width, self.dtype
         )

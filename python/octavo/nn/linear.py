@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Self, cast
 
 import torch
@@ -16,15 +17,13 @@ from octavo.nn.quantizer import Quantizer
 from octavo.nn.registry import LayerKind, register
 from octavo.ops import linear, sparse  # also registers the ops
 from octavo.ops._direct import is_direct
+from octavo.ops.known_weight import known_weight
 from octavo.recipe.spec import LayerPlan, Spec
 from octavo.tensors.formats import Format
 from octavo.tensors.packed_tensor import PackedTensor
 from octavo.tensors.sparse_codes import SparseCodes
 
-# The plain forms have no gradient, and are called in half the time.
-_PACKED, _PACKED_PLAIN = torch.ops.octavo.packed_linear.default, torch.ops.octavo.packed_linear_plain.default
-_ROUNDED, _ROUNDED_PLAIN = torch.ops.octavo.rounded_linear.default, torch.ops.octavo.rounded_linear_plain.default
-_INTEGER, _INTEGER_PLAIN = torch.ops.octavo.integer_linear.default, torch.ops.octavo.integer_linear_plain.default
+_NO_SCALES: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
 
 
 class QuantLinear(QuantLayer, nn.Linear):  # type: ignore[misc] # weight and bias are properties here
@@ -185,81 +184,72 @@ class PackedLinear(PackedLayer):
     def forward(self, input: Tensor) -> Tensor:
         """Return ``input W^T + bias``."""
         quantizer = self.input_quantizer
-        if quantizer is None or not quantizer.enabled:
-            y = self._multiply(input)
-        else:
-            y = self._multiply_rounded(input, quantizer)
-        return y if self.output_quantizer is None else self.output_quantizer(y)
-
-    def _multiply(self, x: Tensor) -> Tensor:
+        if quantizer is not None and not quantizer.enabled:
+            quantizer = None
         # The registries, not the attributes: nn.Module looks those up ten times as slowly.
         held = cast("dict[str, Tensor]", self._buffers)
-        parts = held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"]
         bias = self._parameters["bias"] if "bias" in self._parameters else held["bias"]
-        if BITMAP in held:
-            if self._needs_check(x):
-                self._check(x)
-            codes = SparseCodes(parts[0], held[BITMAP], held[STARTS])
-            return sparse.multiply(x, codes, *parts[1:], bias, self._text, self._rows, self._width)
-        if is_direct(x):
-            read = (parts[0], parts[1], bias) if self._has_two_parts else (*parts, bias)
-            known = self._known
+        y = self._multiply_known(input, bias, quantizer) if is_direct(input) and BITMAP not in held else None
+        if y is None:
+            self._check(input)
+            if quantizer is not None:
+                quantizer._check(input)
+            if BITMAP in held:
+                y = self._multiply_sparse(input, bias, quantizer)
+            else:
+                y = self._multiply(input, quantizer, held["weight_codes"], held["weight_scales"], bias, self._rows)
+        return y if self.output_quantizer is None else self.output_quantizer(y)
+
+    def _multiply_known(self, x: Tensor, bias: Tensor | None, quantizer: Quantizer | None) -> Tensor | None:
+        """Multiply past torch's dispatcher; None where the operands have changed, or need a closer look."""
+        if bias is not None and bias.requires_grad and torch.is_grad_enabled():
+            return None
+        held = cast("dict[str, Tensor]", self._buffers)
+        parts = held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"]
+        read = (parts[0], parts[1], bias) if self._has_two_parts else (*parts, bias)
+        rounding, input_scales = None, _NO_SCALES
+        if quantizer is not None:
+            rounding = quantizer._text, None if self._integer else quantizer._rule
+            input_scales = quantizer.given()
+            read = (*read, *input_scales)
+        known = self._known
+        if known is None or known.rounding != rounding:
+            if quantizer is not None:
+                quantizer._check(x)
+            sizes = self._text, self._rows, self._width
+            known = self._known = known_weight(*sizes, parts, bias, rounding, input_scales, read)
             if known is None:
-                known = self._known = linear.known_weight(read, parts, bias, self._text, self._rows, self._width)
-            if known is not None:
-                product = known.multiply(x, read)
-                if product is not None:
-                    return product
-                if not known.is_still(read):
-                    self._known = None  # the next call looks at them anew
-        if self._needs_check(x):
-            self._check(x)
-        multiply = _PACKED if x.requires_grad and torch.is_grad_enabled() else _PACKED_PLAIN
-        y: Tensor = multiply(x, *parts, bias, self._text, self._rows, self._width)
+                return None
+        y = known.multiply(x, read)
+        if y is None and not known.is_still(read):
+            self._known = None  # the next call looks at them anew
         return y
 
-    def _multiply_rounded(self, x: Tensor, quantizer: Quantizer) -> Tensor:
+    def _multiply(
+        self, x: Tensor, quantizer: Quantizer | None, codes: Tensor, scales: Tensor, bias: Tensor | None, rows: int
+    ) -> Tensor:
+        """Multiply with ``rows`` rows of the weight by the operator."""
         held = cast("dict[str, Tensor]", self._buffers)
-        codes, scales, zeros, levels = (
-            held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"]
-        )  # fmt: skip
-        bias = self._parameters["bias"] if "bias" in self._parameters else held["bias"]
-        given = quantizer.given()
-        if BITMAP in held:
-            return self._multiply_sparse_rounded(x, quantizer, bias)
-        read = (codes, scales, bias, *given) if self._has_two_parts else (codes, scales, zeros, levels, bias, *given)
-        if not (direct := is_direct(x, read)) and self._needs_check(x):
-            self._check(x)
-        graded = not direct and x.requires_grad and torch.is_grad_enabled()
-        multiply: Callable[..., Tensor]
-        text, sizes = quantizer.format.text, (self._text, self._rows, self._width)
+        weight = codes, scales, held["weight_zeros"], held["weight_levels"]
+        sizes = self._text, rows, self._width
+        if quantizer is None:
+            return linear.PACKED.for_operands(x, bias)(x, *weight, bias, *sizes)
+        input_scales, text = quantizer.given(), quantizer._text
         if self._integer:
-            multiply = linear.integer_kernel if direct else _INTEGER if graded else _INTEGER_PLAIN
-            return multiply(x, codes, scales, bias, given[0], self._text, text, self._rows, self._width)
-        quantizer._check(x)
-        multiply = linear.rounded_kernel if direct else _ROUNDED if graded else _ROUNDED_PLAIN
-        return multiply(x, codes, scales, zeros, levels, bias, *given, *sizes, text, quantizer._rule)
+            multiply = linear.INTEGER.for_operands(x, bias)
+            return multiply(x, codes, scales, bias, input_scales[0], self._text, text, rows, self._width)
+        multiply = linear.ROUNDED.for_operands(x, bias)
+        return multiply(x, *weight, bias, *input_scales, *sizes, text, quantizer._rule)
 
-    def _multiply_sparse_rounded(self, x: Tensor, quantizer: Quantizer, bias: Tensor | None) -> Tensor:
-        """As for dense codes, of which a few megabytes are made at a time."""
+    def _multiply_sparse(self, x: Tensor, bias: Tensor | None, quantizer: Quantizer | None) -> Tensor:
+        """Multiply with sparse codes; for rounded inputs a few megabytes of dense ones are made at a time."""
         held = cast("dict[str, Tensor]", self._buffers)
-        scales, zeros, levels = held["weight_scales"], held["weight_zeros"], held["weight_levels"]
-        if self._needs_check(x):
-            self._check(x)
-        quantizer._check(x)
-        given, text, columns = quantizer.given(), quantizer.format.text, self._width
-
-        def multiply(codes: Tensor, scales: Tensor, bias: Tensor | None, rows: int) -> Tensor:
-            made: Tensor
-            if self._integer:
-                made = _INTEGER(x, codes, scales, bias, given[0], self._text, text, rows, columns)
-            else:
-                sizes = self._text, rows, columns
-                made = _ROUNDED(x, codes, scales, zeros, levels, bias, *given, *sizes, text, quantizer._rule)
-            return made
-
-        codes = cast("SparseCodes", self.sparse_codes)
-        return sparse.in_pieces(codes, scales, bias, self._text, (self._rows, columns), multiply)
+        parts = held["weight_scales"], held["weight_zeros"], held["weight_levels"]
+        codes = SparseCodes(held["weight_codes"], held[BITMAP], held[STARTS])
+        if quantizer is None:
+            return sparse.multiply(x, codes, *parts, bias, self._text, self._rows, self._width)
+        multiply = partial(self._multiply, x, quantizer)
+        return sparse.in_pieces(codes, parts[0], bias, self._text, (self._rows, self._width), multiply)
 
 
 register(LayerKind(nn.Linear, QuantLinear, PackedLinear))

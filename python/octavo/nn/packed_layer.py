@@ -189,14 +189,12 @@ class PackedLayer(WeightBuffers):
         """Whether the input's scales can be taken out of the sums of products."""
         return x.granularity == "tensor"
 
-    def _needs_check(self, x: Tensor) -> bool:
-        """Whether :meth:`_check` has something to look at: the few nanoseconds of it that each call pays."""
-        codes = self._buffers["weight_codes"]
-        plain = isinstance(x, Tensor) and x.is_cpu and codes is not None and codes.is_cpu
-        return not plain or forward_ad._current_level >= 0
-
     def _check(self, x: Tensor) -> None:
         """Refuse what is no tensor, has no kernels or has a forward-mode tangent; inputs without data pass."""
+        codes = self._buffers["weight_codes"]
+        plain = isinstance(x, Tensor) and x.is_cpu and codes is not None and codes.is_cpu
+        if plain and forward_ad._current_level < 0:
+            return
         kind = type(self).__name__
         if not isinstance(x, Tensor):
             raise DTypeError(f"{kind}: its input is a {type(x).__name__}; accepted are tensors")

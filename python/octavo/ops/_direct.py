@@ -35,13 +35,13 @@ _PLAIN_KEYS = frozenset((_inference, _keys(torch.empty(0, device="cpu"))))
 """Keys of dense CPU tensors with values of their own: neither fake nor wrapped, no view with a negative bit."""
 
 
-def is_direct(x: Any, operands: Sequence[Tensor | None] = ()) -> bool:
-    """Whether an op called with ``x`` would run its CPU kernel on these operands as they are, and nothing besides.
+def is_direct(x: Any) -> bool:
+    """Whether an op called with ``x`` would run its CPU kernel on plain operands as they are, and nothing besides.
 
     Not so while torch.compile, torch.export, a trace, a transform, a profiler or a mode of PyTorch watches, where a
-    derivative is wanted, and where ``x`` or an operand is a tensor of another kind or on another device.
+    derivative is wanted, and where ``x`` is a tensor of another kind or on another device.
     """
-    if (
+    return not (
         is_dynamo_compiling()  # first: dynamo reads no further
         or type(x) is not Tensor
         or (x.requires_grad and is_grad_enabled())
@@ -52,9 +52,7 @@ def is_direct(x: Any, operands: Sequence[Tensor | None] = ()) -> bool:
         or _is_tracing()
         or _profiler_enabled()
         or _dispatch_keys(x).raw_repr() not in _PLAIN_KEYS
-    ):
-        return False
-    return not operands or is_plain(operands)
+    )
 
 
 def is_plain(operands: Sequence[Tensor | None]) -> bool:

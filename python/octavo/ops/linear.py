@@ -28,7 +28,6 @@ from octavo.ops._derivatives import (
     differentiate,
     refuse_tangents,
 )
-from octavo.ops._direct import is_plain
 from octavo.ops._operands import (
     INTEGER_BIASES,
     addresses,
@@ -41,7 +40,7 @@ from octavo.ops._operands import (
     wrong_gradient,
 )
 from octavo.tensors.formats import Format, core
-from octavo.tensors.packed_tensor import FLOATS, PackedTensor, Parts
+from octavo.tensors.packed_tensor import FLOATS, PackedTensor
 from octavo.tensors.tensor_memory import check_held
 
 PANEL = 512
@@ -178,28 +177,6 @@ def _packed_embedding(
     return out
 
 
-rounded_kernel, integer_kernel = _rounded_linear, _integer_linear
-"""What the dispatcher calls on the CPU, for callers whom :func:`octavo.ops._direct.is_direct` lets past it."""
-
-
-def known_weight(
-    read: tuple[Tensor | None, ...], parts: Parts, bias: Tensor | None, format: str, rows: int, columns: int
-) -> _core._KnownWeight | None:
-    """Check a weight and a bias once; what is returned multiplies with them while they are recognized.
-
-    ``read``: those of ``parts`` that the format has, then ``bias``. None where a kernel cannot read them as they are.
-    Raises as :func:`packed_linear`.
-    """
-    if not is_plain(read) or (bias is not None and not bias.is_contiguous()):
-        return None
-    fmt, specs = weight_specs(format, rows, columns)
-    at, given = addresses(parts, specs, format, rows, columns), None
-    if bias is not None:
-        bias, code = checked_bias(bias, rows, FLOATS, "packed_linear")
-        given = bias.data_ptr(), code
-    return _core._KnownWeight(fmt, rows, columns, at, given, read, tuple(FLOATS))
-
-
 EMBEDDING_ADVICE = "packed tables are constants"
 
 _KERNELS: dict[str, Callable[..., Any]] = {
@@ -223,13 +200,27 @@ differentiate(_library, ("integer_linear", "integer_linear_plain"), IntegerProdu
 constant(_library, "packed_embedding", EMBEDDING_ADVICE)
 
 
+class Operator:
+    """A product as an operator of torch, with derivatives and without: the plain form takes half the time to call."""
+
+    def __init__(self, name: str) -> None:
+        """Look both forms of ``octavo::name`` up."""
+        self._graded = getattr(torch.ops.octavo, name).default
+        self._plain = getattr(torch.ops.octavo, f"{name}_plain").default
+
+    def for_operands(self, x: Tensor, bias: Tensor | None) -> Callable[..., Tensor]:
+        """Return the form with derivatives where one of inputs or bias is wanted, else the plain one."""
+        graded: Callable[..., Tensor] = self._graded
+        if forward_ad._current_level >= 0:  # the plain ops refuse tangents
+            return graded
+        wanted = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+        return graded if wanted else self._plain
+
+
+PACKED, ROUNDED, INTEGER = Operator("packed_linear"), Operator("rounded_linear"), Operator("integer_linear")
+
+
 # --- public functions -----------------------------------------------------------------------------------------------
-
-
-def _wants_derivative(x: Tensor, bias: Tensor | None) -> bool:
-    if forward_ad._current_level >= 0:  # the plain ops refuse tangents
-        return True
-    return torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
 
 
 def _matrix(x: Tensor, weight: PackedTensor, what: str) -> tuple[int, int]:
@@ -260,10 +251,8 @@ def packed_linear(x: Tensor, weight: PackedTensor, bias: Tensor | None = None) -
     Raises ShapeError or DTypeError where sizes or dtypes do not fit.
     """
     rows, columns = _matrix(x, weight, "packed_linear")
-    ops = torch.ops.octavo
-    op = ops.packed_linear.default if _wants_derivative(x, bias) else ops.packed_linear_plain.default
-    product: Tensor = op(x, *weight.parts, bias, weight.format.text, rows, columns)
-    return product
+    op = PACKED.for_operands(x, bias)
+    return op(x, *weight.parts, bias, weight.format.text, rows, columns)
 
 
 def rounded_linear(
@@ -288,12 +277,10 @@ def rounded_linear(
     Raises FormatError for an unknown format or rule, ShapeError or DTypeError where sizes or dtypes do not fit.
     """
     rows, columns = _matrix(x, weight, "rounded_linear")
-    ops = torch.ops.octavo
-    op = ops.rounded_linear.default if _wants_derivative(x, bias) else ops.rounded_linear_plain.default
+    op = ROUNDED.for_operands(x, bias)
     text = input_format.text if isinstance(input_format, Format) else input_format
     sizes = (weight.format.text, rows, columns)
-    product: Tensor = op(x, *weight.parts, bias, None, None, None, *sizes, text, scale)
-    return product
+    return op(x, *weight.parts, bias, None, None, None, *sizes, text, scale)
 
 
 def integer_linear(
@@ -323,11 +310,9 @@ def integer_linear(
     Raises FormatError for other formats, NonFiniteError, ShapeError and DTypeError.
     """
     rows, columns = _matrix(x, weight, "integer_linear")
-    ops = torch.ops.octavo
-    op = ops.integer_linear.default if _wants_derivative(x, bias) else ops.integer_linear_plain.default
+    op = INTEGER.for_operands(x, bias)
     text = input_format.text if isinstance(input_format, Format) else input_format
-    product: Tensor = op(x, weight.codes, weight.scales, bias, input_scales, weight.format.text, text, rows, columns)
-    return product
+    return op(x, weight.codes, weight.scales, bias, input_scales, weight.format.text, text, rows, columns)
 
 
 def packed_embedding(ids: Tensor, table: PackedTensor, dtype: torch.dtype | None = None) -> Tensor:

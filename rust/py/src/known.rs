@@ -1,16 +1,14 @@
 //! A packed weight that a layer multiplies with again and again: its tensors are checked once, then recognized.
 
 use octavo_core::DType;
-use octavo_core::linear::multiply;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::codec::{Parts, dtype};
+use crate::codec::Parts;
 use crate::err::enter;
 use crate::format::Format;
-use crate::linear::{BiasAt, bias_memory, count, matrix};
-use crate::raw::{Memory, apart, values, values_mut};
+use crate::linear::{BiasAt, Rows, Weight};
 
 /// A tensor as it was when Python checked it.
 struct Operand {
@@ -51,14 +49,23 @@ impl Operand {
     }
 }
 
+/// What a product does with inputs first.
+enum Inputs {
+    Plain,
+    /// Rounds to a format, with scales chosen by a rule, or given.
+    Rounded(Format, String, Option<Parts>),
+    /// Quantizes to integers, with scales chosen from the inputs, or one that is given.
+    Integer(Format, Option<(usize, usize)>),
+}
+
 /// The weight and bias of a layer, checked by Python, and their product with inputs.
 #[pyclass(frozen, module = "octavo._core", name = "_KnownWeight")]
 pub(crate) struct KnownWeight {
-    format: Format,
-    rows: usize,
-    columns: usize,
-    parts: Parts,
-    bias: Option<BiasAt>,
+    weight: Weight,
+    inputs: Inputs,
+    /// Text and rule of the format that inputs are rounded to, or None.
+    #[pyo3(get)]
+    rounding: Py<PyAny>,
     operands: Vec<Option<Operand>>,
     /// The dtypes of inputs: PyTorch's float32, float16 and bfloat16.
     dtypes: Vec<Py<PyAny>>,
@@ -66,20 +73,33 @@ pub(crate) struct KnownWeight {
 
 #[pymethods]
 impl KnownWeight {
-    /// Remembers `operands`: the tensors behind `parts` that the format has, then the bias, if there is one, else None.
+    /// Remembers `operands`: the tensors behind `parts` that the format has, the bias, and the given scales, zeros and
+    /// levels of inputs that are rounded; None for those that are not there.
+    ///
+    /// `inputs`: their format, the rule that chooses their scales, or None where integers are multiplied, and the addresses
+    /// of given scales; None where inputs are multiplied as they are. `rounding`: what callers recognize `inputs` by.
     #[new]
+    #[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]
     fn new(
         format: Format,
         rows: usize,
         columns: usize,
         parts: Parts,
         bias: Option<BiasAt>,
+        inputs: Option<(Format, Option<String>, Option<Parts>)>,
+        rounding: Py<PyAny>,
         operands: Vec<Option<Bound<'_, PyAny>>>,
         dtypes: Vec<Py<PyAny>>,
     ) -> PyResult<Self> {
+        let weight = Weight { format, rows, columns, parts, bias };
+        let inputs = match inputs {
+            None => Inputs::Plain,
+            Some((format, Some(rule), scales)) => Inputs::Rounded(format, rule, scales),
+            Some((format, None, scales)) => Inputs::Integer(format, scales.map(|(_, at, _, _)| (at, 1))),
+        };
         let operands =
             operands.iter().map(|one| one.as_ref().map(Operand::new).transpose()).collect::<PyResult<_>>()?;
-        Ok(Self { format, rows, columns, parts, bias, operands, dtypes })
+        Ok(Self { weight, inputs, rounding, operands, dtypes })
     }
 
     /// Whether these are the operands that were checked, and all but their bytes is as it was.
@@ -99,7 +119,7 @@ impl KnownWeight {
         Ok(true)
     }
 
-    /// The product with `x`, a plain CPU tensor, as `packed_linear` computes it; None where `operands` are not those that
+    /// The product with `x`, a plain CPU tensor, as the operators compute it; None where `operands` are not those that
     /// were checked, or `x` needs a closer look.
     fn multiply<'py>(
         &self,
@@ -110,15 +130,22 @@ impl KnownWeight {
         if !self.is_still(operands)? {
             return Ok(None);
         }
-        let Some((kind, m, sizes)) = self.fits(x)? else { return Ok(None) };
+        let Some((dtype, m, sizes)) = self.fits(x)? else { return Ok(None) };
         let number = |of: &Bound<'py, PyAny>| of.call_method0(intern!(py, "data_ptr"))?.extract::<usize>();
         let at = number(x)?;
-        if !at.is_multiple_of(kind.bytes()) {
+        if !at.is_multiple_of(dtype.bytes()) {
             return Ok(None);
         }
         let out = x.call_method1(intern!(py, "new_empty"), PyTuple::new(py, sizes)?)?;
-        let out_at = number(&out)?;
-        enter(py, || self.run(kind, m, at, out_at))?;
+        let rows = Rows { dtype, m, x: at, out: number(&out)? };
+        // SAFETY: the weight is as it was when `linear.py` checked it, and the inputs are contiguous, inside their storage.
+        enter(py, || unsafe {
+            match &self.inputs {
+                Inputs::Plain => self.weight.multiply(rows),
+                Inputs::Rounded(format, rule, scales) => self.weight.multiply_rounded(rows, format, rule, *scales),
+                Inputs::Integer(format, scales) => self.weight.multiply_integer(rows, format, *scales),
+            }
+        })?;
         Ok(Some(out))
     }
 
@@ -138,7 +165,7 @@ impl KnownWeight {
             return Ok(None);
         };
         let mut sizes: Vec<usize> = x.getattr(intern!(py, "shape"))?.extract()?;
-        if sizes.last() != Some(&self.columns) || !x.call_method0(intern!(py, "is_contiguous"))?.is_truthy()? {
+        if sizes.last() != Some(&self.weight.columns) || !x.call_method0(intern!(py, "is_contiguous"))?.is_truthy()? {
             return Ok(None);
         }
         let elements = sizes.iter().fold(1, |all: usize, &size| all.saturating_mul(size));
@@ -150,21 +177,7 @@ impl KnownWeight {
         }
         sizes.pop();
         let m = sizes.iter().product();
-        sizes.push(self.rows);
+        sizes.push(self.weight.rows);
         Ok(Some((kind, m, sizes)))
-    }
-
-    fn run(&self, kind: DType, m: usize, x: usize, out: usize) -> octavo_core::Result<()> {
-        let (n, k) = (self.rows, self.columns);
-        let (inputs, outputs) = (count(m, k)?, count(m, n)?);
-        let to = Memory::values("out", out, outputs, kind);
-        apart(&[to], &[Memory::values("x", x, inputs, kind), bias_memory(self.bias, n)?])?;
-        // SAFETY: as in `packed_linear`.
-        unsafe {
-            let w = matrix(&self.format, n, k, self.parts, to)?;
-            let bias = self.bias.map(|(at, code)| values(at, n, dtype(code)?, "bias")).transpose()?;
-            let (x, out) = (values(x, inputs, kind, "x")?, values_mut(out, outputs, kind, "out")?);
-            multiply(x, m, &w, bias, out)
-        }
     }
 }
