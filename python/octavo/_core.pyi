@@ -269,7 +269,7 @@ def _rounded_linear(
     k: int,
     x: _Address,
     parts: _Parts,
-    given: _Parts | None,
+    scales: _Parts | None,
     bias: _Bias | None,
     out: _Address,
 ) -> None: ...

@@ -65,7 +65,7 @@ impl Weight {
         }
     }
 
-    /// Writes the product with inputs rounded to a format, whose scales are chosen by `rule`, or `given`.
+    /// Writes the product with inputs rounded to a format. `scales` are theirs; None where `rule` chooses them.
     ///
     /// # Safety
     /// As for [`Weight::multiply`].
@@ -74,14 +74,14 @@ impl Weight {
         rows: Rows,
         input: &Format,
         rule: &str,
-        given: Option<Parts>,
+        scales: Option<Parts>,
     ) -> octavo_core::Result<()> {
         let sizes = Sizes::new(input.0, &Layout::new(&[rows.m, self.columns], -1, input.0)?)?;
-        let [_, scales, zeros, levels] = given_memory(given, &sizes);
+        let [_, memory, zeros, levels] = given_memory(scales, &sizes);
         // SAFETY: as the caller promises.
         unsafe {
-            let Operands { x, weight, out } = self.operands(rows, &[scales, zeros, levels])?;
-            let options = options(rule, "saturate", given, &sizes)?;
+            let Operands { x, weight, out } = self.operands(rows, &[memory, zeros, levels])?;
+            let options = options(rule, "saturate", scales, &sizes)?;
             multiply_rounded(x, rows.m, input.0, &options, &weight, self.float_bias()?, out)
         }
     }
@@ -169,8 +169,8 @@ pub(crate) fn packed_linear(
     enter(py, || unsafe { weight.multiply(Rows { dtype: dtype(dtype_code)?, m, x, out }) })
 }
 
-/// Writes the product of `m` rows at address x, rounded to `input_format`, to address out. Scales are chosen by `rule`, or
-/// given.
+/// Writes the product of `m` rows at address x, rounded to `input_format`, to address out. `scales` are theirs;
+/// None where `rule` chooses them.
 #[pyfunction]
 #[pyo3(name = "_rounded_linear")]
 #[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]
@@ -185,14 +185,14 @@ pub(crate) fn rounded_linear(
     k: usize,
     x: usize,
     parts: Parts,
-    given: Option<Parts>,
+    scales: Option<Parts>,
     bias: Option<BiasAt>,
     out: usize,
 ) -> PyResult<()> {
     let weight = Weight { format, rows: n, columns: k, parts, bias };
     // SAFETY: as in `packed_linear`.
     enter(py, || unsafe {
-        weight.multiply_rounded(Rows { dtype: dtype(dtype_code)?, m, x, out }, input_format, rule, given)
+        weight.multiply_rounded(Rows { dtype: dtype(dtype_code)?, m, x, out }, input_format, rule, scales)
     })
 }
 
