@@ -1,4 +1,4 @@
-"""``octavo lab bench attention``: counted work and bytes, one line a timing, forms that agree before they are timed."""
+"""``octavo lab study attention --kinds``: counted work and bytes, one line a timing, forms that agree before they are timed."""
 
 import json
 
@@ -75,13 +75,13 @@ ARGS = ("--contexts", "33,70", "--heads", 4, "--head-size", 8, "--kv-heads", 2, 
 
 def test_a_bench_is_a_line_a_timing_and_goes_on(octavo, tmp_path):
     out = tmp_path / "bench"
-    first = json.loads(octavo("bench", "attention", *ARGS, "--runs", 1, "-o", out, "--json").stdout)
+    first = json.loads(octavo("bench", "attention", *ARGS, "--runs", 1, "-o", out, "--json").stdout)  # its old name
     assert [(row["kind"], row["context"]) for row in first["rows"]] == [(k, n) for k in KINDS for n in (33, 70)]
     for row in first["rows"]:
         assert all(row[f"{phase}_{name}"] > 0 for phase in PHASES for name in ("s", "tflops", "gb_s", "peak_bytes"))
     lines = (out / "study.jsonl").read_text().splitlines()
     assert len(lines) == 1 + 5 * 2 * 2
-    shown = octavo("bench", "attention", *ARGS, "--runs", 2, "-o", out).output
+    shown = octavo("lab", "study", "attention", "--kinds", "all", *ARGS, "--rounds", 2, "-o", out).output
     again = (out / "study.jsonl").read_text().splitlines()
     assert again[: len(lines)] == lines and len(again) == 2 * len(lines)
     assert "mla_absorbed: a token's time grows" in " ".join(shown.split()) and "GB/s" in shown
@@ -91,14 +91,57 @@ def test_a_missing_picture_is_told(octavo, tmp_path, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    told = octavo("bench", "attention", *ARGS, "--runs", 1, "--kinds", "mha", "-o", tmp_path / "b").output
+    told = octavo("study", "attention", *ARGS, "--runs", 1, "--kinds", "mha", "-o", tmp_path / "b").output
     assert "matplotlib is not installed" in told and not list((tmp_path / "b").glob("*.png"))
 
 
 def test_a_picture_is_drawn(octavo, tmp_path):
     pytest.importorskip("matplotlib")
-    octavo("bench", "attention", *ARGS, "--runs", 1, "--kinds", "mha,gqa", "-o", tmp_path / "b")
-    assert {"attention.png", "attention.svg", "results.csv"} <= {path.name for path in (tmp_path / "b").iterdir()}
+    command = ("study", "attention", *ARGS, "--runs", 2, "--kinds", "mha,gqa", "-o", tmp_path / "b")
+    octavo(*command)
+    files = {"attention.png", "attention.svg", "results.csv", "results.json", "study.jsonl"}
+    assert {path.name for path in (tmp_path / "b").iterdir()} == files
+    lines = (tmp_path / "b" / "study.jsonl").read_bytes()
+    octavo(*command, "--plot")
+    assert {path.name for path in (tmp_path / "b").iterdir()} == files | {"attention-runs.png", "attention-runs.svg"}
+    assert (tmp_path / "b" / "study.jsonl").read_bytes() == lines, "a picture measures nothing"
+
+
+def test_rates_of_runs_are_work_over_their_own_seconds(tmp_path):
+    from octavo.search.journal import Journal
+
+    costs = AttentionCosts(contexts=(33,), kinds=("gqa",), runs=3)
+    with Journal(tmp_path) as journal:
+        (row,) = costs.run(journal, CPU, lambda *a: None)
+        rates = costs.rates(journal, CPU)
+    assert [(rate["phase"], rate["run"]) for rate in rates] == [(phase, run) for phase in PHASES for run in range(3)]
+    for phase in PHASES:
+        own = [rate for rate in rates if rate["phase"] == phase]
+        middle = sorted(rate["tflops"] for rate in own)[1]
+        assert middle == pytest.approx(row[f"{phase}_tflops"])
+        assert all(r["gb_s"] / r["tflops"] == pytest.approx(own[0]["gb_s"] / own[0]["tflops"]) for r in own)
+
+
+def test_the_dominant_kernel_of_each_phase_is_named(octavo, tmp_path):
+    command = ("study", "attention", *ARGS, "--runs", 1, "--kinds", "mha", "--profile", "-o", tmp_path / "b")
+    found = json.loads(octavo(*command, "--json").stdout)
+    for row in found["rows"]:
+        assert "scaled_dot_product" in row["prompt_kernel"] and 0 < row["prompt_kernel_share"] <= 1
+    again = octavo(*command)
+    assert "share" in again.stdout and "USDT" not in again.output
+    assert len((tmp_path / "b" / "study.jsonl").read_text().splitlines()) == 1 + 4 + 4
+
+
+def test_the_pair_and_the_kinds_are_not_mixed(octavo, tmp_path):
+    for given, message in (
+        (("--kinds", "mha,naive"), "naive and fused are compared with each other"),
+        (("--rank", 3), "--rank is of --kinds mha"),
+        (("--plot",), "--plot is of --kinds mha"),
+        (("--kinds", "mha", "--causal"), "--causal is of --kinds naive,fused"),
+        (("--kinds", "mha", "--dtypes", "float32,float16"), "accepted is one"),
+    ):
+        shown = octavo("study", "attention", *given, "-o", tmp_path / "b", code=2).output
+        assert message in " ".join(shown.split()) and not (tmp_path / "b").exists()
 
 
 def test_growth_is_from_the_shortest_to_the_longest_context():
@@ -119,7 +162,9 @@ def test_growth_is_from_the_shortest_to_the_longest_context():
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_the_work(octavo, tmp_path, given, told):
-    shown = octavo("bench", "attention", *given, "-o", tmp_path / "b", code=2).output
+    if "--kinds" not in given:
+        given = ("--kinds", "all", *given)
+    shown = octavo("study", "attention", *given, "-o", tmp_path / "b", code=2).output
     assert told in " ".join(shown.split()) and not (tmp_path / "b").exists()
 
 

@@ -259,6 +259,8 @@ def test_reviews_are_trained_on_and_studied_at_their_length(octavo, tmp_path, sm
         (("compile", "--backend", "llvm"), "unknown backend 'llvm'; accepted are inductor, aot_eager, eager"),
         (("compile", "--batch", "0"), "--batch is 0"),
         (("compile", "--width", "100"), "--width is 100; accepted are multiples of 64"),
+        (("compile", "--calls", "5,x"), "--calls: 'x' is no number of calls"),
+        (("compile", "--calls", "0"), "--calls has 0"),
         (("compile", "--device", "tpu"), "device is 'tpu'; accepted are 'cpu', 'cuda' and 'cuda:N'"),
         (("attention", "--lengths", "128,long"), "--lengths: 'long' is no length"),
         (("attention", "--lengths", "0"), "--lengths is 0"),
@@ -324,6 +326,30 @@ def test_attention_is_timed_once_and_drawn(octavo, tmp_path):
     assert all(row["naive_s"] > 0 and row["naive_peak_bytes"] is None for row in rows)
     assert rows[0]["score_bytes"] == 8 * 8 * 8 * 4
     assert max(row["largest_difference"] for row in rows if row["dtype"] == "float32") < 1e-5
+    lines = (out / "study.jsonl").read_text()
+    shown = octavo(*command, "--profile").stdout
+    assert "naive kernel" in shown and "aten::" in shown
+    assert (out / "study.jsonl").read_text().startswith(lines), "times of the points are not measured again"
+    for row in json.loads((out / "results.json").read_text())["rows"]:
+        assert "scaled_dot_product" in row["sdpa_kernel"] and 0 < row["naive_kernel_share"] < 1
+
+
+def test_kernels_of_a_gpu_are_added_up_by_name():
+    from types import SimpleNamespace
+
+    from octavo.lab.studies.kernel_profile import kernel_times, largest_share, short_name
+    from torch.autograd import DeviceType
+
+    def event(name, us, kind=DeviceType.CUDA, **more):
+        times = {"time_range": SimpleNamespace(elapsed_us=lambda: us), "self_cpu_time_total": us}
+        return SimpleNamespace(name=name, device_type=kind, **times, **more)
+
+    gemm = "void (anonymous namespace)::gemm<float, 4>(float*, int)"
+    events = [event("softmax", 3), event(gemm, 2), event(gemm, 4), event("aten::bmm", 50, DeviceType.CPU),
+              event("ProfilerStep", 99, is_user_annotation=True)]  # fmt: skip
+    name, share = largest_share(kernel_times(events, on_gpu=True))
+    assert (name, short_name(name)) == (gemm, "gemm") and share == pytest.approx(6 / 9)
+    assert kernel_times(events, on_gpu=False) == {"aten::bmm": 50} and largest_share({}) == ("", 0.0)
 
 
 SMALL = ("--device", "cpu", "--batch", "2", "--length", "8", "--layers", "1", "--width", "64", "--rounds", "1")
@@ -341,6 +367,13 @@ def compiled(octavo, out, *more):
 @pytest.mark.slow
 def test_models_are_captured_without_a_graph_break(octavo, tmp_path):
     found = compiled(octavo, tmp_path / "study", "--backend", "eager")
+    lines = (tmp_path / "study" / "study.jsonl").read_text()
+    totals = compiled(octavo, tmp_path / "study", "--backend", "eager", "--calls", "3,1")
+    assert (tmp_path / "study" / "study.jsonl").read_text().startswith(lines), "finished points are not measured again"
+    for row, before in zip(totals["rows"], found["rows"], strict=True):
+        assert before.items() <= row.items()
+        for kind in ("eager", "compiled"):
+            assert 0 < row[f"{kind}_1_calls_s"] < row[f"{kind}_3_calls_s"]
     assert found["machine"]["device"] == "cpu" and found["settings"]["backend"] == "eager"
 
 

@@ -11,6 +11,7 @@ import typer
 
 from octavo.cli._app import JsonOption
 from octavo.cli.lab._until import EveryOption, InARowOption, UntilOption, until_of
+from octavo.cli.lab.study_attention import attention
 from octavo.cli.lab.study_nas import StorageOption
 from octavo.errors import SettingError
 
@@ -240,73 +241,7 @@ def _show_speeds(found: dict[str, tuple[ArmSpeed, int]], *, json: bool) -> None:
     print_table(console(), shown)
 
 
-@app.command("attention")
-def attention(
-    contexts: Annotated[
-        str, typer.Option(metavar="NUMBERS", help="Positions of the prompt and of the cache, separated by commas.")
-    ] = "1024,2048,4096,8192,16384",
-    kinds: Annotated[
-        str, typer.Option(metavar="NAMES", help="mha, gqa, mla, mla_absorbed, paged, separated by commas.")
-    ] = "mha,gqa,mla,mla_absorbed,paged",
-    phases: Annotated[str, typer.Option(metavar="NAMES", help="prompt, decode, or both.")] = "prompt,decode",
-    heads: Annotated[int, typer.Option(metavar="N", help="Heads of queries.")] = 12,
-    head_size: Annotated[int, typer.Option(metavar="N", help="Values of a head.")] = 64,
-    kv_heads: Annotated[int, typer.Option(metavar="N", help="Heads of keys and values of gqa.")] = 3,
-    rank: Annotated[int, typer.Option(metavar="N", help="Latent values a position of mla.")] = 128,
-    rotary: Annotated[int, typer.Option(metavar="N", help="Values of the turned key of mla.")] = 32,
-    page: Annotated[int, typer.Option(metavar="N", help="Positions of a page.")] = 64,
-    batch: Annotated[int, typer.Option(metavar="N", help="Sequences.")] = 1,
-    dtype: Annotated[str, typer.Option(metavar="NAME", help="float32, bfloat16 or float16.")] = "float32",
-    runs: Annotated[int, typer.Option(metavar="N", help="Timings of each point; the median counts.")] = 5,
-    device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="cpu, cuda or cuda:N.  [default: cuda where torch finds a GPU]")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", metavar="FOLDER", help="Where results go.  [default: octavo-bench-attention-DEVICE]"
-        ),
-    ] = None,
-    json: JsonOption = False,
-) -> None:
-    """Measure what a prompt and a decoded token cost: time, TFLOP/s, GB/s and memory by kind of attention and context.
-
-    mha keeps a key and a value of every head; gqa those of a few heads that others share; mla a latent a position, from
-    which it makes keys and values of all heads; mla_absorbed the same without making them; paged those of mha in pages
-    of 64 positions. Time runs from given queries to mixed heads. All points of a run are measured before the next run;
-    every timing is a line of FOLDER/study.jsonl, and the same command goes on where it was stopped. Forms of the same
-    attention are compared before they are timed. A prompt of 16,384 positions takes seconds on a CPU, and time grows
-    with its square: give shorter --contexts for a first look.
-
-    \b
-    Examples:
-      octavo lab bench attention --contexts 256,512,1024
-      octavo lab bench attention --phases decode --kinds mha,gqa,mla_absorbed --runs 9
-      octavo lab bench attention --device cuda --dtype bfloat16 --batch 8
-    """
-    from functools import partial
-
-    from octavo.cli.lab._study import numbers, resumable, show, words
-    from octavo.display.console import console
-    from octavo.display.progress import milestones
-    from octavo.lab.studies import attention_cost_tables as tables
-    from octavo.lab.studies.attention_costs import AttentionCosts
-    from octavo.lab.studies.stopwatch import device_of, machine
-    from octavo.search.journal import Journal
-
-    costs = AttentionCosts(
-        numbers("--contexts", contexts, "length"), tuple(words(kinds)), tuple(words(phases)), heads, head_size,
-        kv_heads, rank, rotary, page, batch, dtype, runs,
-    )  # fmt: skip
-    chosen = device_of(device)
-    folder = out or Path(f"octavo-bench-attention-{chosen.type}")
-    with Journal(folder) as journal, milestones(console(stderr=True)) as tell, resumable(folder):
-        rows = costs.run(journal, chosen, tell)
-    where = machine(chosen)
-    title = f"attention: {where['name']}, {where['threads']} threads, torch {where['torch']}, {dtype}"
-    facts = {"study": "attention costs", "machine": where, "settings": asdict(costs)}
-    show("attention", rows, facts, folder, table=tables.attention_cost_table, notes=tables.attention_cost_notes,
-         draw=partial(tables.attention_cost_figure, title=title), json=json)  # fmt: skip
+app.command("attention", hidden=True)(attention)  # octavo lab study attention
 
 
 @app.command("experts")

@@ -9,7 +9,16 @@ from typing import Annotated
 import typer
 
 from octavo.cli._app import JsonOption
-from octavo.cli.lab import study_language, study_lora, study_mixed, study_nas, study_prune, study_search, study_speed
+from octavo.cli.lab import (
+    study_attention,
+    study_language,
+    study_lora,
+    study_mixed,
+    study_nas,
+    study_prune,
+    study_search,
+    study_speed,
+)
 from octavo.cli.lab._study import OutOption, QuickOption, SeedsOption, SubjectOptions, numbers, run, with_subject, words
 from octavo.errors import SettingError
 
@@ -37,7 +46,7 @@ def _study() -> None:
       octavo lab study sensitivity                  what every format costs every group of layers
       octavo lab study combined                     the best recipe, then pruning, with and without training
       octavo lab study compile                      torch.compile against eager: first call, later ones, graph breaks
-      octavo lab study attention                    naive attention against the fused one: time, memory, difference
+      octavo lab study attention                    naive attention against the fused one; --kinds: others by context
     """
 
 
@@ -188,4 +197,4 @@ app.command("combined")(study_search.combined)
 app.command("nas")(study_nas.nas)
 app.command("mixed")(study_mixed.mixed)
 app.command("compile")(study_speed.compile_)
-app.command("attention")(study_speed.attention)
+app.command("attention")(study_attention.attention)

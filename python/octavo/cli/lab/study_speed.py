@@ -1,4 +1,4 @@
-"""``octavo lab study compile`` and ``octavo lab study attention``: studies of speed."""
+"""``octavo lab study compile``, and what studies of speed share: options, the journal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from octavo.cli._app import JsonOption
-from octavo.cli.lab._study import DeviceOption, numbers, resumable, show, words
+from octavo.cli.lab._study import DeviceOption, numbers, resumable, show
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +33,10 @@ def compile_(
     layers: Annotated[int, typer.Option(metavar="N", help="Layers of the BERT encoder.")] = 2,
     width: Annotated[int, typer.Option(metavar="N", help="Its width, a multiple of 64.")] = 128,
     rounds: RoundsOption = 15,
+    calls: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBERS", help="Also the total time of so many calls, the first in, such as 5,50."),
+    ] = None,
     device: DeviceOption = None,
     out: OutOption = None,
     json: JsonOption = False,
@@ -46,6 +50,7 @@ def compile_(
     \b
     Examples:
       octavo lab study compile
+      octavo lab study compile --calls 5,50
       octavo lab study compile --recipe 'type:Linear int8:channel input=int8:channel'
       octavo lab study compile --batch 32 --layers 6 --width 384
       octavo lab study compile --backend aot_eager       # without a C++ compiler: capture alone
@@ -54,47 +59,13 @@ def compile_(
     from octavo.lab.studies.compile_speed import Compile
     from octavo.lab.studies.stopwatch import device_of
 
-    study = Compile(recipe, backend, batch, length, layers, width, rounds)
-    _run("compile", study, device_of(device), out, json=json, table=speed_studies.compile_table,
+    totals = () if calls is None else numbers("--calls", calls, "number of calls")
+    study = Compile(recipe, backend, batch, length, layers, width, rounds, totals)
+    measure("compile", study, device_of(device), out, json=json, table=speed_studies.compile_table,
          notes=speed_studies.compile_notes, draw=speed_studies.compile_figure)  # fmt: skip
 
 
-def attention(
-    lengths: Annotated[str, typer.Option(metavar="NUMBERS", help="Tokens, separated by commas.")] = "128,512,2048",
-    dtypes: Annotated[
-        str, typer.Option(metavar="NAMES", help="float32, bfloat16, float16, separated by commas.")
-    ] = "float32,bfloat16",
-    batch: BatchOption = 1,
-    heads: Annotated[int, typer.Option(metavar="N", help="Heads of attention.")] = 8,
-    width: Annotated[int, typer.Option(metavar="N", help="Width of a head.")] = 64,
-    causal: Annotated[bool, typer.Option("--causal", help="No token sees a later one.")] = False,
-    rounds: RoundsOption = 7,
-    device: DeviceOption = None,
-    out: OutOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Attention as books write it against torch's fused one: time, memory and the largest difference.
-
-    softmax(Q K^T / sqrt(d)) V holds one score for each pair of tokens; scaled_dot_product_attention computes the same
-    a tile of scores at a time, so that memory grows with the length and not with its square.
-
-    \b
-    Examples:
-      octavo lab study attention
-      octavo lab study attention --lengths 256,1024,4096 --causal
-      octavo lab study attention --device cuda --dtypes float16,bfloat16 --batch 8
-    """
-    from octavo.lab.studies import speed_tables as speed_studies
-    from octavo.lab.studies.attention_speed import Attention
-    from octavo.lab.studies.stopwatch import device_of
-
-    tokens = numbers("--lengths", lengths, "length")
-    study = Attention(tokens, tuple(words(dtypes)), batch, heads, width, causal, rounds)
-    _run("attention", study, device_of(device), out, json=json, table=speed_studies.attention_table,
-         notes=speed_studies.attention_notes, draw=speed_studies.attention_figure)  # fmt: skip
-
-
-def _run(name: str, study: Any, device: torch.device, out: Path | None, *, draw: Any, **shown: Any) -> None:
+def measure(name: str, study: Any, device: torch.device, out: Path | None, *, draw: Any, **shown: Any) -> None:
     """Measure what the journal does not hold yet; save and show all."""
     from dataclasses import asdict
 

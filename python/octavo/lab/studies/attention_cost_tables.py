@@ -8,6 +8,7 @@ from rich.table import Table
 
 from octavo.display.console import table
 from octavo.display.numbers import size
+from octavo.lab.studies.kernel_profile import short_name
 from octavo.report.study_plots import Rows, figure, line_style
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ def attention_cost_table(rows: Rows) -> Table:
         rate = (">TFLOP/s",) if phase == "prompt" else (">GB/s", ">of read")
         for name in (f">{_TOLD[phase]}", *rate, ">peak"):
             made.add_column(name.removeprefix(">"), justify="right")
+        if f"{phase}_kernel" in rows[0]:
+            made.add_column(f"{phase} kernel", overflow="fold")
+            made.add_column("share", justify="right")
     for row in rows:
         cells = [row["kind"], f"{row['context']:,}", size(row["cache_bytes"])]
         for phase in phases(rows):
@@ -39,6 +43,8 @@ def attention_cost_table(rows: Rows) -> Table:
             else:
                 cells += [f"{row['decode_gb_s']:.2f}", f"{row['decode_gb_s'] / row['read_gb_s']:.0%}"]
             cells.append(size(row[f"{phase}_peak_bytes"]))
+            if f"{phase}_kernel" in row:
+                cells += [short_name(row[f"{phase}_kernel"]), f"{row[f'{phase}_kernel_share']:.0%}"]
         made.add_row(*cells)
     return made
 
@@ -85,3 +91,29 @@ def attention_cost_figure(rows: Rows, *, title: str) -> Figure:
         panel.legend(fontsize="small")
     made.suptitle(title)
     return made
+
+
+def attention_runs_figure(rates: Rows, *, title: str) -> Figure:
+    """Draw TFLOP/s and GB/s of every run, a panel for each and for each phase: a colour a kind, a line a context."""
+    names = {"tflops": "TFLOP/s", "gb_s": "GB/s"}
+    measured = list(dict.fromkeys(rate["phase"] for rate in rates))
+    drawing, panels = figure(len(names) * len(measured))
+    from matplotlib.ticker import MaxNLocator
+
+    shown = [(phase, name) for phase in measured for name in names]
+    contexts = sorted({rate["context"] for rate in rates})
+    for panel, (phase, name) in zip(panels, shown, strict=True):
+        for position, kind in enumerate(dict.fromkeys(rate["kind"] for rate in rates)):
+            for place, context in enumerate(contexts):
+                own = [r for r in rates if (r["kind"], r["context"], r["phase"]) == (kind, context, phase)]
+                panel.plot(
+                    [rate["run"] + 1 for rate in own], [rate[name] for rate in own],
+                    label=f"{kind}, {context:,}", alpha=0.4 + 0.6 * (place + 1) / len(contexts),
+                    **line_style(position),
+                )  # fmt: skip
+        panel.set_yscale("log")
+        panel.set(xlabel="run", ylabel=names[name], title="a token" if phase == "decode" else phase)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panels[-1].legend(fontsize="x-small", ncols=2)
+    drawing.suptitle(title)
+    return drawing

@@ -18,6 +18,7 @@ from octavo.lab.language.gpt.mixing_context import MixingContext
 from octavo.lab.language.gpt.paged_cache import PagedCache
 from octavo.lab.language.gpt.parameter_start import initialize
 from octavo.lab.studies.attention_speed import DTYPES, peak
+from octavo.lab.studies.kernel_profile import dominant_kernel
 from octavo.lab.studies.stopwatch import machine, timed
 from octavo.lab.studies.training_costs import allocated
 from octavo.search.journal import Journal
@@ -37,7 +38,7 @@ class AttentionCosts:
     ``rank`` and a turned key of ``rotary`` in the cache, widened to keys and values of all heads; ``mla_absorbed``, the
     same without widening; ``paged``, those of ``mha`` gathered from pages of ``page`` positions.
     ``contexts``: positions of the prompt, and those in the cache when a token is decoded. ``runs``: timings of each.
-    Raises SettingError for values that are not accepted.
+    ``profile``: name the dominant kernel of each phase. Raises SettingError for values that are not accepted.
     """
 
     contexts: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384)
@@ -52,6 +53,7 @@ class AttentionCosts:
     batch: int = 1
     dtype: str = "float32"
     runs: int = 5
+    profile: bool = False
 
     def __post_init__(self) -> None:
         """Check names and numbers before anything is made."""
@@ -89,18 +91,46 @@ class AttentionCosts:
             for place, (context, kind, phase) in enumerate(points):
                 tell(f"run {number + 1}: {kind}, {context:,}, {phase}", (begin + place) / len(points) / self.runs)
                 lines.append(self._point(journal, device, number, context, kind, phase))
-        return self._rows(lines)
+        rows = self._rows(lines)
+        for row in rows if self.profile else ():
+            for phase in self.phases:
+                line = self._point(journal, device, 0, row["context"], row["kind"], phase, profile=True)
+                row |= {f"{phase}_kernel": line["kernel"], f"{phase}_kernel_share": line["share"]}
+        return rows
+
+    def rates(self, journal: Journal, device: torch.device) -> list[dict[str, Any]]:
+        """Return TFLOP/s and GB/s of every timing of :meth:`run`, by ``kind``, ``context``, ``phase`` and ``run``."""
+        return [
+            {
+                "kind": kind, "context": context, "phase": phase, "run": number,
+                "tflops": line["flops"] / line["seconds"] / 1e12, "gb_s": line["bytes"] / line["seconds"] / 1e9,
+            }
+            for kind in self.kinds
+            for context in sorted(set(self.contexts))
+            for phase in self.phases
+            for number in range(self.runs)
+            for line in [self._point(journal, device, number, context, kind, phase)]
+        ]  # fmt: skip
 
     def _point(
-        self, journal: Journal, device: torch.device, number: int, context: int, kind: str, phase: str
-    ) -> dict[str, Any]:
-        many = ("contexts", "kinds", "phases", "runs")
+        self, journal: Journal, device: torch.device, number: int, context: int, kind: str, phase: str,
+        *, profile: bool = False,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Return one line of the journal, measured where it is missing: a timing, or the dominant kernel."""
+        many = ("contexts", "kinds", "phases", "runs", "profile")
         shape = {name: value for name, value in asdict(self).items() if name not in many}
         settings = {"study": "attention costs", "kind": kind, "context": context, "phase": phase, "run": number}
-        settings |= {**shape, "machine": machine(device)}
+        settings |= {**shape, "machine": machine(device), **({"profile": True} if profile else {})}
         found = journal.find(settings, "row")
         if found is None:
-            measured = self._read(device) if kind == "read" else self._measure(kind, context, phase, device, number)
+            if profile:
+                with torch.no_grad():
+                    kernel, share = dominant_kernel(attentions(self, kind, context, phase, device)[kind], device)
+                measured = {"kernel": kernel, "share": share}
+            elif kind == "read":
+                measured = self._read(device)
+            else:
+                measured = self._measure(kind, context, phase, device, number)
             found = journal.add(settings, row={"kind": kind, "context": context, "phase": phase, **measured})
         row: dict[str, Any] = found["row"]
         return row

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from octavo.errors import SettingError
+from octavo.lab.studies.kernel_profile import dominant_kernel
 from octavo.lab.studies.stopwatch import in_turn, machine, wait
 from octavo.search.journal import Journal
 
@@ -23,7 +24,8 @@ class Attention:
     """The study: ``softmax(Q K^T / sqrt(d)) V`` and torch's ``scaled_dot_product_attention`` on the same numbers.
 
     Q, K and V are ``[batch, heads, length, width]``, normally distributed. ``causal``: no token sees a later one.
-    ``rounds``: timings of each. Raises SettingError for values that are not accepted.
+    ``rounds``: timings of each. ``profile``: name the dominant kernel of both. Raises SettingError for values that are
+    not accepted.
     """
 
     lengths: tuple[int, ...] = (128, 512, 2048)
@@ -33,6 +35,7 @@ class Attention:
     width: int = 64
     causal: bool = False
     rounds: int = 7
+    profile: bool = False
 
     def __post_init__(self) -> None:
         """Check names and numbers before anything is made."""
@@ -51,24 +54,41 @@ class Attention:
         points = [(dtype, length) for dtype in self.dtypes for length in sorted(set(self.lengths))]
         for position, (dtype, length) in enumerate(points):
             tell(f"{dtype}, {length} tokens", position / len(points))
-            given = {name: value for name, value in asdict(self).items() if name not in ("lengths", "dtypes")}
+            given = {name: value for name, value in asdict(self).items() if name not in _MANY}
             settings = {"study": "attention", "dtype": dtype, "length": length, **given, "machine": machine(device)}
             found = journal.find(settings, "row")
             if found is None:
                 measured = self._measure(DTYPES[dtype], length, device)
                 found = journal.add(settings, row={"dtype": dtype, "length": length, **measured})
-            rows.append(found["row"])
+            row = dict(found["row"])
+            if self.profile:
+                settings["profile"] = True
+                kernels = journal.find(settings, "row")
+                if kernels is None:
+                    kernels = journal.add(settings, row=self._kernels(DTYPES[dtype], length, device))
+                row |= kernels["row"]
+            rows.append(row)
         return rows
 
-    @torch.no_grad()
-    def _measure(self, dtype: torch.dtype, length: int, device: torch.device) -> dict[str, Any]:
+    def _calls(self, dtype: torch.dtype, length: int, device: torch.device) -> dict[str, Callable[[], Tensor]]:
         generator = torch.Generator().manual_seed(0)
         shape = (3, self.batch, self.heads, length, self.width)
         query, key, value = torch.randn(shape, generator=generator).to(device, dtype)
-        calls = {
+        return {
             "naive": lambda: naive(query, key, value, causal=self.causal),
             "sdpa": lambda: scaled_dot_product_attention(query, key, value, is_causal=self.causal),
         }
+
+    @torch.no_grad()
+    def _kernels(self, dtype: torch.dtype, length: int, device: torch.device) -> dict[str, Any]:
+        row: dict[str, Any] = {}
+        for name, call in self._calls(dtype, length, device).items():
+            row[f"{name}_kernel"], row[f"{name}_kernel_share"] = dominant_kernel(call, device)
+        return row
+
+    @torch.no_grad()
+    def _measure(self, dtype: torch.dtype, length: int, device: torch.device) -> dict[str, Any]:
+        calls = self._calls(dtype, length, device)
         difference = (calls["naive"]().float() - calls["sdpa"]().float()).abs().max().item()
         peaks = {f"{name}_peak_bytes": peak(call, device) for name, call in calls.items()}
         times = in_turn(calls, self.rounds, device)
@@ -82,6 +102,7 @@ class Attention:
         }
 
 
+_MANY = ("lengths", "dtypes", "profile")  # of which a point is one, or a record of its own
 _COUNTS = ("batch", "heads", "width", "rounds")
 
 

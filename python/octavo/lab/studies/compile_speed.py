@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -29,7 +31,8 @@ class Compile:
     """The study: a tiny BERT with fresh weights in float32, quantized by ``recipe``, and packed.
 
     ``batch`` texts of ``length`` tokens; ``layers`` of ``width``; ``rounds``: timings of every contestant.
-    ``backend``: of torch.compile; ``eager`` and ``aot_eager`` capture graphs and compile nothing.
+    ``backend``: of torch.compile; ``eager`` and ``aot_eager`` capture graphs and compile nothing. ``calls``: numbers of
+    calls whose total time is measured, the first call, which compiles, in.
     Raises SettingError for values that are not accepted, FormatError for a recipe that cannot be read.
     """
 
@@ -40,12 +43,15 @@ class Compile:
     layers: int = 2
     width: int = 128
     rounds: int = 15
+    calls: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Check names and numbers before anything is made."""
         for name in ("batch", "length", "layers", "rounds"):
             if getattr(self, name) < 1:
                 raise SettingError(f"--{name} is {getattr(self, name)}; accepted are whole numbers of at least 1")
+        if self.calls and min(self.calls) < 1:
+            raise SettingError(f"--calls has {min(self.calls)}; accepted are whole numbers of at least 1")
         if self.width < 64 or self.width % 64:
             raise SettingError(f"--width is {self.width}; accepted are multiples of 64, the width of a head")
         if self.backend not in BACKENDS:
@@ -57,11 +63,19 @@ class Compile:
         rows: list[dict[str, Any]] = []
         for position, kind in enumerate((FP32, "quantized", "packed")):
             tell(f"{kind}: torch.compile", position / 3)
-            settings = {"study": "compile", "model": kind, **asdict(self), "machine": machine(device)}
+            own = {name: value for name, value in asdict(self).items() if name != "calls"}
+            settings = {"study": "compile", "model": kind, **own, "machine": machine(device)}
             found = journal.find(settings, "row")
             if found is None:
                 found = journal.add(settings, row={"model": kind, **self._measure(kind, device)})
-            rows.append(found["row"])
+            row = dict(found["row"])
+            if self.calls:
+                settings["calls"] = sorted(set(self.calls))
+                totals = journal.find(settings, "row")
+                if totals is None:
+                    totals = journal.add(settings, row=self._totals(kind, device))
+                row |= totals["row"]
+            rows.append(row)
         return rows
 
     def model(self, kind: str) -> nn.Module:
@@ -115,6 +129,20 @@ class Compile:
             "break_reasons": " | ".join(str(reason.reason).splitlines()[0] for reason in explained.break_reasons),
             "largest_difference": difference,
         }
+
+    @torch.no_grad()
+    def _totals(self, kind: str, device: torch.device) -> dict[str, float]:
+        """Return seconds of the first calls of a fresh model, by number of calls: eager, then compiled."""
+        model, ids = self.model(kind).to(device), self.inputs(device)
+        totals: dict[str, float] = {}
+        with _failures_named(kind, self.backend), _fresh_caches():
+            once(lambda: torch.compile(_little, backend=self.backend)(ids), device)  # imports are not the model's
+            torch._dynamo.reset()
+            for name, run in (("eager", model), ("compiled", torch.compile(deepcopy(model), backend=self.backend))):
+                sums = list(accumulate(once(partial(run, ids), device) for _ in range(max(self.calls))))
+                totals |= {f"{name}_{count}_calls_s": sums[count - 1] for count in sorted(set(self.calls))}
+        torch._dynamo.reset()
+        return totals
 
 
 def _little(ids: Tensor) -> Tensor:
