@@ -69,7 +69,7 @@ def test_few_seeds_claim_nothing():
 
 @pytest.mark.parametrize("batch", ["0", "2.5", "-1", "nan"])
 def test_a_batch_that_is_no_whole_number_is_refused_by_name(batch):
-    with pytest.raises(SettingError, match=f"batch of arm 'muon@batch={batch}' is '{batch}'"):
+    with pytest.raises(SettingError, match=f"batch is '{batch}'; accepted"):
         arm(f"muon@batch={batch}", TINY)
 
 
@@ -82,7 +82,7 @@ def test_an_arm_is_a_preset_with_fields_that_differ():
     assert changed.optimizer.learning_rate == 0.01 and changed.phases[0].batch == 2 and changed.warmup == 0.1
     assert arm("muon", TINY) == PRESETS["muon"].make(TINY)
     for wrong in ("muon@learning_rate=1", "nocap_baseline@depth=2", "nocap_baseline@batch=x", "moun"):
-        with pytest.raises(SettingError, match=r"accepted|has none"):
+        with pytest.raises(SettingError, match="accepted"):
             arm(wrong, TINY)
     with pytest.raises(SettingError, match="once"):
         arms("muon,muon")

@@ -144,15 +144,19 @@ def gpt(
     --until LOSS asks for time to a loss: every run ends at its first exact validation of at most LOSS, and the report
     has tokens and seconds in place of losses. Each arm has the schedule of its whole budget.
 
-    NAME+NAME is an arm with the differences of both presets. --grid searches all combinations of a list for the lowest
-    loss, by Optuna's samplers: pip install "octavo[search]". Combinations that change the same field twice are left
-    out; trials are kept beside the lines, or in --storage, where several workers, each with its own --out, share them.
+    NAME@FIELD=VALUE,... changes any field, as --set of `octavo lab train gpt` does: contexts, for one, or ahead of
+    multi-token prediction. NAME+NAME is an arm with the differences of both presets.
+
+    --grid searches all combinations of a list for the lowest loss, by Optuna's samplers: pip install "octavo[search]".
+    Combinations that change the same field twice are left out; trials are kept beside the lines, or in --storage,
+    where several workers, each with its own --out, share them.
 
     \b
     Examples:
       octavo lab bench gpt --data fineweb.jsonl --arms muon,modern
       octavo lab bench gpt --data fineweb.jsonl --arms muon,modern --budgets tokens,time,0.5time
       octavo lab bench gpt --data fw.jsonl --arms nocap_baseline@learning_rate=0.008,nocap_baseline@batch=16 --seeds 1
+      octavo lab bench gpt --data fw.jsonl --arms nocap_baseline@context=256,mtp_parallel@ahead=4,context=256
       octavo lab bench gpt --data fineweb.jsonl --scale mini --compile --budgets tokens,0.33time      (a GPU)
       octavo lab bench gpt --data fineweb.jsonl --grid muon,modern_block,cocont,gqa --sampler tpe --trials 8 --seeds 1
       octavo lab bench gpt --data fineweb10B/ --scale true --compile --speeds --arms modern,modern@micro_tokens=32768

@@ -219,7 +219,14 @@ def gpt(
             metavar="PATH", help="A folder of shards, a text file (.txt, .jsonl, .xz, .gz), or a folder of them."
         ),
     ] = None,
-    preset: Annotated[str, typer.Option(metavar="NAME", help="What to train; --list shows all.")] = "nocap_baseline",
+    preset: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="What to train; NAME+NAME has both, NAME@FIELD=VALUE,... other fields."),
+    ] = "nocap_baseline",
+    fields: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Any field of the run; may be given again and again."),
+    ] = None,
     scale: Annotated[
         str | None,
         typer.Option(
@@ -263,6 +270,10 @@ def gpt(
     The validation loss is exact: every token predicted once, from normalized probabilities, by a model that was
     checked not to see the future. Training, compiling and validating have clocks of their own.
 
+    --set changes any field of the run, of its model and of its optimizer: context, batch, micro_tokens, learning_rate,
+    kv_heads, ahead, dropout and all others; a name that is no field is answered with those that are. With another
+    context an update keeps its tokens.
+
     --until ends the run at the first exact validation of at most LOSS, and shows all of them as the benchmark does:
     update, tokens, time, loss. The schedule is that of the whole run. A run that ends above LOSS says how many tokens
     it lacks at least, where its curve tells.
@@ -272,6 +283,7 @@ def gpt(
       octavo lab train gpt --data book.txt                       a small model, minutes on a CPU
       octavo lab train gpt --data book.txt --preset modern -o modern
       octavo lab train gpt --list                                what else there is
+      octavo lab train gpt --data book.txt --preset muon+gqa --set context=256 --set kv_heads=1
       octavo lab train gpt --data fineweb10B/                    the benchmark itself, on its shards
       octavo lab train gpt --data fineweb10B/ --preset modern --until 3.3821 --in-a-row 3
       octavo lab train gpt --data fineweb10B/ --preset modern --precision bf16 --compile
@@ -299,7 +311,8 @@ def gpt(
         locks.check(folder)
         raise typer.Exit(launch(["-m", "octavo", *_without_ddp(sys.argv[1:])], ddp))
     chosen = Choices(
-        preset=preset, scale=scale, tokens=tokens, vocabulary=vocabulary, learning_rate=rate, precision=precision,
+        preset=preset, fields=tuple(fields or ()), scale=scale, tokens=tokens, vocabulary=vocabulary,
+        learning_rate=rate, precision=precision,
         validation_tokens=validation_tokens, compile=compile, seed=seed, device=device,
         until=until_of(until, validate_every, in_a_row),
     )  # fmt: skip

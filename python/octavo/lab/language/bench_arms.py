@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+
+import torch
 
 from octavo.errors import SettingError
-from octavo.lab.language.language_config import LanguageConfig, Rule
+from octavo.lab.language.config_fields import SIZES, resized, with_field
+from octavo.lab.language.gpt import GPT
+from octavo.lab.language.joined_presets import joined
+from octavo.lab.language.language_config import LanguageConfig
 from octavo.lab.language.language_presets import BASE, preset
 from octavo.lab.language.language_scales import Scale
+from octavo.lab.language.language_task import check_objective
 
-_NUMBERS = ("learning_rate", "weight_decay", "muon", "embedding", "head", "scalars", "warmup", "cooldown", "clip")
-_CHANGES = (*_NUMBERS, "batch", "micro_tokens", "precision")
 _BUDGET = re.compile(r"(\d*\.?\d*)(tokens|time)")
 
 
@@ -40,23 +43,44 @@ class Budget:
 def arm(text: str, scale: Scale) -> LanguageConfig:
     """Return the run of an arm: ``NAME``, or ``NAME@FIELD=VALUE,...`` with fields that differ from the preset.
 
-    ``NAME+NAME`` has what each of the presets changes in the baseline; two that change the same field are refused.
-    Fields: those of the optimizer, ``warmup``, ``cooldown``, ``clip``, ``batch`` (sequences of an update),
-    ``micro_tokens`` (of one forward pass at most), and ``precision``. Raises SettingError naming the field and what is
-    accepted.
+    ``NAME+NAME`` has what each of the presets changes in the baseline; two that change the same field are refused, but
+    for stages that change different fields, and for a mask of inputs, which becomes the noise of R-Drop. Fields: those
+    of :mod:`octavo.lab.language.config_fields`, where ``context``, ``width`` and ``layers`` change the sizes that the
+    presets are made at. Raises SettingError naming the field and what is accepted; errors of the parts for values.
     """
-    name, _, changes = text.partition("@")
-    config = preset(BASE, scale)
+    name, _, rest = text.partition("@")
+    changes = [_change(part) for part in filter(None, rest.split(","))]
+    for field, value in changes:
+        if field in SIZES:
+            scale = resized(scale, field, value)
+    base = config = preset(BASE, scale)
     taken: list[str] = []
     for one in name.split("+"):
-        config = _joined(preset(BASE, scale), config, preset(one, scale), (" and ".join(taken), one))
+        config = joined(base, config, preset(one, scale), (" and ".join(taken), one))
         taken.append(repr(one))
-    for change in filter(None, changes.split(",")):
-        field, _, value = change.partition("=")
-        if field not in _CHANGES:
-            raise SettingError(f"{field!r} of arm {text!r} is no field; accepted are {', '.join(_CHANGES)}")
-        config = _changed(config, text, field, value)
+    for field, value in changes:
+        if field not in SIZES:
+            config = with_field(config, field, value)
     return config
+
+
+def _change(part: str) -> tuple[str, str]:
+    field, equals, value = (one.strip() for one in part.partition("="))
+    if not equals or not field or not value:
+        raise SettingError(f"{part!r} sets no field; accepted is FIELD=VALUE, such as context=2048")
+    return field, value
+
+
+def check_run(config: LanguageConfig) -> None:
+    """Build the parts of a run without memory for its weights, so that what does not fit is refused before work.
+
+    Raises SettingError, ConfigError or ModelError.
+    """
+    loop = config.train_config()
+    check_objective(config)
+    with torch.device("meta"):
+        model = GPT(config.model)
+    config.optimizer.groups(model, loop.steps)
 
 
 def arms(text: str) -> list[str]:
@@ -70,44 +94,3 @@ def arms(text: str) -> list[str]:
     if len(set(found)) != len(found):
         raise SettingError(f"arms are {text!r}; accepted is each once")
     return found if BASE in found else [BASE, *found]
-
-
-def _joined(base: Any, config: Any, other: Any, names: tuple[str, str]) -> Any:
-    """Return ``config`` with the fields in which ``other`` differs from ``base``, inside a model one by one."""
-    changes: dict[str, Any] = {}
-    for field in fields(base):
-        old, now, new = (getattr(one, field.name) for one in (base, config, other))
-        if new in (old, now):
-            continue
-        if now == old:
-            changes[field.name] = new
-        elif is_dataclass(old) and type(old) is type(now) is type(new) and field.name != "optimizer":
-            changes[field.name] = _joined(old, now, new, names)
-        else:
-            raise SettingError(
-                f"{names[0]} and {names[1]!r} both change {field.name}; accepted together is one of them"
-            )
-    return replace(config, **changes) if changes else config
-
-
-def _changed(config: LanguageConfig, arm: str, field: str, value: str) -> LanguageConfig:
-    if field == "precision":
-        return replace(config, precision=value)
-    try:
-        number = float(value)
-    except ValueError:
-        raise SettingError(f"{field} of arm {arm!r} is {value!r}; accepted is a number") from None
-    if field in ("batch", "micro_tokens"):
-        if not (number >= 1 and number.is_integer()):
-            raise SettingError(f"{field} of arm {arm!r} is {value!r}; accepted are whole numbers of at least 1")
-        if field == "micro_tokens":
-            return replace(config, micro_tokens=int(number))
-        return replace(config, phases=tuple(replace(phase, batch=int(number)) for phase in config.phases))
-    if field in ("warmup", "cooldown", "clip"):
-        changes: dict[str, Any] = {field: number}
-        return replace(config, **changes)
-    rule: Rule = config.optimizer
-    if not hasattr(rule, field):
-        raise SettingError(f"{field} of arm {arm!r}: {type(rule).__name__} has none")
-    of_rule: dict[str, Any] = {field: number}
-    return replace(config, optimizer=replace(rule, **of_rule))

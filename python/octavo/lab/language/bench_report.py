@@ -32,7 +32,10 @@ _FACTS = (
 
 
 class BenchReport:
-    """Lines of one bench, by arm and budget. Raises DataError where losses are of other tokens or windows.
+    """Lines of one bench, by arm and budget.
+
+    Arms may differ in their context: each of them predicts every token of the same stream once. Raises DataError where
+    losses are of other tokens, or of windows that do not say what stream they are of.
 
     Runs that end at a loss (``--until``) are compared by :meth:`times`, and by no loss.
     """
@@ -41,9 +44,7 @@ class BenchReport:
         """Group the lines."""
         if not lines:
             raise DataError("no run of this bench has ended; there is nothing to report")
-        sources = {line["validation"]["source_hash"] for line in lines if "validation" in line}
-        if len(sources) > 1:
-            raise DataError(f"losses on {len(sources)} different validations do not compare; name one bench's folder")
+        _check_alike([line for line in lines if "validation" in line])
         self._timed = [line for line in lines if "time_to_loss" in line]
         self._lines = [line for line in lines if "time_to_loss" not in line]
 
@@ -154,9 +155,21 @@ class BenchReport:
             "against: mean less the other's mean; below 0 is better. needed: from 3 standard errors on, or what "
             "passes by chance once in a hundred where seeds are few; verdict 'seeds': fewer than 3 of a side; 'no "
             "spread': seeds change no loss, so that there is no noise to hold a difference against",
+            *self._contexts(),
             f"machine: {', '.join(told)}, torch {first['torch']}; training seconds without validation",
             "early leads decay: a short budget flatters optimizers and small batches",
         ]
+
+    def _contexts(self) -> list[str]:
+        """Return a note where arms differ in their context."""
+        arms: dict[int, list[str]] = {}
+        for line in self._lines + self._timed:
+            if "validation" in line:
+                arms.setdefault(line["validation"]["context"], []).append(line["arm"])
+        if len(arms) < 2:
+            return []
+        listed = "; ".join(f"{context:,}: {', '.join(dict.fromkeys(names))}" for context, names in sorted(arms.items()))
+        return [f"contexts, each of which predicts every token of the same stream once: {listed}"]
 
     def save(self, folder: Path) -> list[Path]:
         """Write ``report.json`` and ``report.md``."""
@@ -205,6 +218,18 @@ class BenchReport:
             f"{sorted(speeds)[len(speeds) // 2]:,.0f}",
             found["predicted"] or "",
         )
+
+
+def _check_alike(lines: Sequence[Line]) -> None:
+    """Refuse losses that do not compare: of one window on other tokens, or of several windows on unknown streams."""
+    sources: dict[tuple[int, int], set[str]] = {}
+    for line in lines:
+        loss = line["validation"]
+        sources.setdefault((loss["context"], loss["stride"]), set()).add(loss["source_hash"])
+    count = sum(map(len, sources.values()))
+    streams = {line.get("stream_sha256") for line in lines}
+    if count > len(sources) or (len(sources) > 1 and (len(streams) > 1 or None in streams)):
+        raise DataError(f"losses on {count} different validations do not compare; name one bench's folder")
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

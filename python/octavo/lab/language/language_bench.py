@@ -18,7 +18,7 @@ from torch import nn
 
 from octavo.cuda.machine import computer
 from octavo.errors import DataError, NonFiniteError, SettingError
-from octavo.lab.language.bench_arms import Budget, arm
+from octavo.lab.language.bench_arms import Budget, arm, check_run
 from octavo.lab.language.bench_speed import ArmSpeed, measure_speeds
 from octavo.lab.language.gpt import GPT
 from octavo.lab.language.language_config import LanguageConfig, Until
@@ -30,7 +30,7 @@ from octavo.lab.language.language_run import (
     validation_facts,
 )
 from octavo.lab.language.language_scales import SCALES, Scale
-from octavo.lab.language.language_task import NATS, check_objective
+from octavo.lab.language.language_task import NATS
 from octavo.lab.language.token_data import TokenData, prepare
 from octavo.storage import files, locks
 from octavo.storage.reading import RECORD_BYTES, parse_json, read_bytes, read_json
@@ -75,9 +75,7 @@ class BenchPlan:
         for budget in self.budgets:
             Budget.parse(budget)
         for name in self.arms:
-            config = self.config(name, replace(self.sizes(), end_of_text=0))
-            config.train_config()
-            check_objective(config)
+            check_run(self.config(name, replace(self.sizes(), end_of_text=0)))
 
     def config(self, name: str, scale: Scale) -> LanguageConfig:
         """Return the run of an arm. Raises SettingError, ConfigError or ModelError."""
@@ -211,6 +209,12 @@ def _speeds(
     return known
 
 
+def _stream_digest(tokens: TokenData, config: LanguageConfig) -> str:
+    """Return the SHA-256 of the ids of a validation, whatever the windows that they are read in."""
+    ids = tokens.validation_ids(config.validation_tokens)
+    return hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()
+
+
 def _config_digest(config: LanguageConfig) -> str:
     return hashlib.sha256(json.dumps(config.as_dict(), sort_keys=True).encode()).hexdigest()
 
@@ -242,6 +246,7 @@ def _run(
     else:
         assert report is not None  # one process
         line |= _measured(report, config, place, device)
+        line["stream_sha256"] = _stream_digest(tokens, config)
     shutil.rmtree(place, ignore_errors=True)
     return line
 

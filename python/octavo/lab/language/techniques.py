@@ -13,7 +13,7 @@ dict of its fields and of ``name``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 from octavo.errors import SettingError
@@ -124,9 +124,20 @@ def configured(kind: str, written: Mapping[str, Any]) -> Any:
     return found.config(**{name: tuple(v) if isinstance(v, list) else v for name, v in given.items()})
 
 
+def later(default: Any) -> Any:
+    """Return a field that a configuration got after records of it were written.
+
+    At its default it is not written down, so that configurations keep the records and hashes that they had.
+    """
+    return field(default=default, metadata={"later": True})
+
+
 def written_down(kind: str, config: Any) -> dict[str, Any]:
     """Return a configuration as a dict for JSON: its name and its fields, tuples as lists."""
-    values = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(config).items()}
+    plain = {
+        one.name for one in fields(config) if one.metadata.get("later") and getattr(config, one.name) == one.default
+    }
+    values = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(config).items() if name not in plain}
     return {"name": technique_of(kind, config).name, **values}
 
 

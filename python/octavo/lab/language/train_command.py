@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo.errors import SettingError
+from octavo.lab.language.bench_arms import arm, check_run
 from octavo.lab.language.gpt.presets import GPT2_VOCABULARY
 from octavo.lab.language.language_config import LanguageConfig, Muon, Until
-from octavo.lab.language.language_presets import preset
 from octavo.lab.language.language_run import LanguageReport, train_language
 from octavo.lab.language.language_scales import SCALES, Scale
-from octavo.lab.language.language_task import check_objective
 from octavo.lab.language.token_data import Tell, TokenData, prepare, read_folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """Options of the command; None is what preset and scale say."""
+    """Options of the command; None is what preset and scale say.
+
+    ``preset``: as an arm of the bench, ``NAME``, ``NAME+NAME`` or ``NAME@FIELD=VALUE,...``. ``fields``: more texts
+    ``FIELD=VALUE``.
+    """
 
     preset: str = "nocap_baseline"
+    fields: tuple[str, ...] = ()
     scale: str | None = None
     tokens: int | None = None
     vocabulary: int | None = None
@@ -55,7 +60,7 @@ class Choices:
         return SCALES[name]
 
     def _config(self, scale: Scale) -> LanguageConfig:
-        config = preset(self.preset, scale)
+        config = arm(self.preset + "".join(self._separated()), scale)
         changes = {name: getattr(self, name) for name in ("tokens", "precision", "validation_tokens")}
         config = replace(config, **{name: value for name, value in changes.items() if value is not None})
         if self.learning_rate is not None:
@@ -63,9 +68,16 @@ class Choices:
                 raise SettingError(f"--lr is {self.learning_rate}; {self.preset} trains with Muon, which has its own")
             config = replace(config, optimizer=replace(config.optimizer, learning_rate=self.learning_rate))
         config = replace(config, compile=self.compile, until=self.until)
-        check_objective(config)
+        check_run(config)
         config.train_config(seed=self.seed, device=self.device)
         return config
+
+    def _separated(self) -> Iterator[str]:
+        """Yield the fields as they follow the name of an arm."""
+        begun = "@" in self.preset
+        for field in self.fields:
+            yield f"{',' if begun else '@'}{field}"
+            begun = True
 
 
 @dataclass(frozen=True)
