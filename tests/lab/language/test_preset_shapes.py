@@ -11,6 +11,8 @@ from octavo.lab.language.language_scales import SCALES
     ("name", "pattern"),
     [
         ("spectral_hybrid", "aaaassssssss"),
+        ("afno", "ssssssssssss"),
+        ("afno_hybrid", "aaaassssssss"),
         ("spectral_middle", "aassssssssaa"),
         ("local_hybrid", "gggagggaggga"),
         ("recurrence_hybrid", "rrarrarrarra"),

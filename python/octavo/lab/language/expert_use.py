@@ -18,7 +18,7 @@ from octavo.data.document_files import files_below, pieces
 from octavo.errors import DataError, ModelError
 from octavo.lab.language.gpt import GPT
 from octavo.lab.language.gpt.mixed_mixers import MixedMixer
-from octavo.lab.language.gpt.mixture_of_experts import MixtureFeedForward, choices
+from octavo.lab.language.gpt.routed_experts import RoutedExperts, choices
 from octavo.train.model_outputs import evaluating
 from octavo.train.token_windows import batches_of, windows_of
 
@@ -66,8 +66,8 @@ def expert_use(model: GPT, sources: Mapping[str, Tensor], *, context: int, batch
     return found
 
 
-def _mixtures(model: nn.Module) -> dict[str, MixtureFeedForward | MixedMixer]:
-    return {name: part for name, part in model.named_modules() if isinstance(part, MixtureFeedForward | MixedMixer)}
+def _mixtures(model: nn.Module) -> dict[str, RoutedExperts | MixedMixer]:
+    return {name: part for name, part in model.named_modules() if isinstance(part, RoutedExperts | MixedMixer)}
 
 
 def information(uses: Sequence[ExpertUse]) -> dict[str, float]:
@@ -113,7 +113,7 @@ def _counting(parts: Mapping[str, Any]) -> Iterator[dict[str, Tensor]]:
         def count(module: Any, args: Any, scores_BTE: Tensor) -> None:
             shares_NE = scores_BTE.flatten(0, 1).softmax(-1)
             experts = shares_NE.shape[1]
-            mixture = isinstance(part, MixtureFeedForward)
+            mixture = isinstance(part, RoutedExperts)
             load_E = choices(part.choose(shares_NE), experts) if mixture else shares_NE.sum(0)
             loads[name] = loads.get(name, torch.zeros(experts, dtype=torch.float64)) + load_E.double().cpu()
 

@@ -140,6 +140,16 @@ def recurrence(scale: Scale) -> gpt.GatedRecurrence:
     return gpt.GatedRecurrence(longest=scale.context / 2)
 
 
+def fourier_operator(scale: Scale) -> gpt.AFNO:
+    """Return AFNO on chunks of 64 positions, or of a quarter of a shorter context."""
+    return gpt.AFNO(chunk=max(2, min(64, scale.context // 4)))
+
+
+def sparse_mixers(make: Callable[..., gpt.SparseMixers]) -> Callable[[Scale], gpt.SparseMixers]:
+    """Return experts of every kind; each is sent a fifth of the tokens, more or less, so chunks are shorter."""
+    return lambda scale: make(heads=scale.heads, chunk=max(2, min(16, scale.context // 16)))
+
+
 def retrieval(*, joint: bool) -> Callable[[Scale], gpt.Retrieval]:
     """Return chunked cross-attention to a store of a sixteenth of the chunks. ``joint``: with a learned query."""
 

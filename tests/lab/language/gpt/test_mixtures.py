@@ -9,9 +9,11 @@ import torch
 from lab.language.gpt.mixer_parts import WIDTH, initialized, mixing_context
 from octavo.errors import ModelError, SettingError
 from octavo.lab.language.gpt import (
+    AFNO,
     GPT,
     Attention,
     GatedExperts,
+    GatedSparseMixers,
     GeluMLP,
     GPTConfig,
     InTraining,
@@ -20,13 +22,14 @@ from octavo.lab.language.gpt import (
     MixtureOfExperts,
     OperatorKernel,
     ParallelHeads,
+    SparseMixers,
     contracts,
 )
 from octavo.lab.language.gpt.causal_mean import causal_mean, first_mean, next_mean
 from octavo.lab.language.gpt.expert_gates import LinearGate, OperatorGate
 from octavo.lab.language.gpt.mixing_context import MixingContext
-from octavo.lab.language.gpt.mixture_of_experts import balance_loss
 from octavo.lab.language.gpt.parameter_start import initialize
+from octavo.lab.language.gpt.routed_experts import balance_loss
 from octavo.lab.language.techniques import technique_of
 
 EVERY = [
@@ -54,6 +57,59 @@ def test_a_mixture_is_the_naive_loop_over_tokens(config):
             for expert, weight in zip(best.tolist(), weights, strict=True):
                 wanted[row, at] += weight * ffn.experts[expert](x[row, at])
     assert torch.allclose(ffn(x, mixing_context(7)), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [SparseMixers(heads=4, chunk=2), SparseMixers(heads=4, chunk=2, chosen=2),
+     GatedSparseMixers(heads=4, chunk=2, kinds=("attention", "gated_recurrence", "mlp"), rank=2)],
+    ids=["switch", "two", "deeponet"],
+)  # fmt: skip
+@torch.no_grad()
+def test_a_sparse_expert_reads_the_tokens_that_it_was_sent_and_no_others(config):
+    """One sequence at a time, each expert alone on its tokens; experts of a forward pass read no more than these."""
+    mixer, x = built(config, "mixer"), torch.randn(3, 21, WIDTH)
+    scores, wanted, sent = mixer.gate(x, mixing_context(21)), torch.zeros_like(x), {}
+    for row in range(3):
+        shares = scores[row].softmax(-1)
+        best = shares.argsort(dim=-1, descending=True, stable=True)[:, : config.chosen]
+        weights = shares.gather(1, best)
+        weights = weights if config.chosen == 1 else weights / weights.sum(1, keepdim=True)
+        for number, expert in enumerate(mixer.experts):
+            places, choice = (best == number).nonzero(as_tuple=True)
+            sent[number, row] = len(places)
+            if len(places):
+                own = expert(x[row : row + 1, places], mixing_context(len(places)))[0]
+                wanted[row, places] += weights[places, choice, None] * own
+    read = {}
+    for number, expert in enumerate(mixer.experts):
+        expert.register_forward_hook(lambda _, args, out, number=number: read.update({number: args[0].shape[1]}))
+    assert torch.allclose(mixer(x, mixing_context(21)), wanted, atol=1e-5)
+    for number in range(len(mixer.experts)):
+        assert read.get(number, 0) == max(sent[number, row] for row in range(3))
+
+
+@torch.no_grad()
+def test_afno_is_the_operator_on_the_chunk_before_and_a_convolution():
+    """The operator is written out: a sum over positions for every frequency, the MLP on it, and the sum back."""
+    mixer, x = built(AFNO(chunk=6, blocks=2, reach=3), "mixer"), torch.randn(2, 15, WIDTH)
+    first, second = (torch.complex(*weight.double()) for weight in (mixer.first, mixer.second))
+    turns = torch.exp(-2j * torch.pi * torch.outer(torch.arange(6.0), torch.arange(6.0)).double() / 6)
+    spectral = torch.zeros(2, 15, WIDTH, dtype=torch.float64)
+    for chunk in range(2):
+        part = x[:, 6 * chunk : 6 * chunk + 6].double().to(turns.dtype)
+        spectrum = (turns @ part / 6**0.5)[:, :4].unflatten(-1, (2, -1))
+        hidden = torch.einsum("bfki,kio->bfko", spectrum, first)
+        hidden = torch.complex(hidden.real.relu(), hidden.imag.relu())
+        hidden = torch.einsum("bfki,kio->bfko", hidden, second)
+        shrunk = [torch.nn.functional.softshrink(part, 0.01) for part in (hidden.real, hidden.imag)]
+        half = torch.complex(*shrunk).flatten(-2)
+        whole = torch.cat([half, half[:, 1:3].flip(1).conj()], 1)
+        whole[:, 0], whole[:, 3] = whole[:, 0].real + 0j, whole[:, 3].real + 0j  # as irfft reads both ends
+        after = slice(6 * chunk + 6, min(6 * chunk + 12, 15))
+        spectral[:, after] = (turns.conj() @ whole / 6**0.5).real[:, : after.stop - after.start]
+    near = mixer.inside(x, mixing_context(15))
+    assert torch.allclose(mixer(x, mixing_context(15)), mixer.out(spectral.float()) + near, atol=1e-5)
 
 
 @torch.no_grad()

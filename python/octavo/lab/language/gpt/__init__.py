@@ -16,6 +16,7 @@ from octavo.lab.language.gpt.biased_attention import BiasedAttention
 from octavo.lab.language.gpt.chunk_spectral import ChunkSpectral
 from octavo.lab.language.gpt.counted_targets import PrefixTargets, RowSmoothing
 from octavo.lab.language.gpt.feed_forwards import GatedMLP, GeluMLP, SquaredReluMLP
+from octavo.lab.language.gpt.fourier_operator import AFNO
 from octavo.lab.language.gpt.gated_convolution import GatedConvolution
 from octavo.lab.language.gpt.gated_recurrence import GatedRecurrence
 from octavo.lab.language.gpt.gpt_config import GPTConfig, Stream
@@ -40,11 +41,13 @@ from octavo.lab.language.gpt.presets import modern, modern_skips, nocap_baseline
 from octavo.lab.language.gpt.retrieval_mixer import Retrieval
 from octavo.lab.language.gpt.sampled_heads import NegativeSampling, NoiseContrastive, SampledSoftmax
 from octavo.lab.language.gpt.softmax_head import Softmax
+from octavo.lab.language.gpt.sparse_mixers import GatedSparseMixers, SparseMixers
 from octavo.lab.language.gpt.token_table import TokenTable
 from octavo.lab.language.gpt.word_grid import GridSoftmax, GridTable
 from octavo.late_binding import parts_on_demand
 
 __all__ = [
+    "AFNO",
     "GPT",
     "AdaptiveSoftmax",
     "Attention",
@@ -57,6 +60,7 @@ __all__ = [
     "GatedExperts",
     "GatedMLP",
     "GatedRecurrence",
+    "GatedSparseMixers",
     "GeluMLP",
     "GridSoftmax",
     "GridTable",
@@ -84,6 +88,7 @@ __all__ = [
     "RowSmoothing",
     "SampledSoftmax",
     "Softmax",
+    "SparseMixers",
     "SquaredReluMLP",
     "Stream",
     "TokenDropout",

@@ -45,18 +45,26 @@ class ChunkSpectralMixer(nn.Module):
 
     keeps_documents = False
     takes_values = False
+    local_restarts = True  # the local mixer sees nothing of the chunk before
 
-    def __init__(self, config: ChunkSpectral, width: int) -> None:
-        """Make the operator and the attention. Raises SettingError if the blocks do not divide the width."""
+    def __init__(self, config: Any, width: int) -> None:
+        """Make the operator and the local mixer; ``config`` has ``blocks``, ``chunk`` and ``shrink``.
+
+        Raises SettingError if the blocks do not divide the width.
+        """
         super().__init__()
         if width % config.blocks:
             raise SettingError(f"blocks is {config.blocks}; accepted are divisors of the width, {width}")
         self.config = config
-        self.inside = AttentionMixer(Attention(heads=config.heads), width)
+        self.inside: Any = self.local(width)
         shape = (2, config.blocks, width // config.blocks, width // config.blocks)  # real and imaginary parts
         self.first, self.second = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
         self.out = nn.Linear(width, width, bias=False)
         self.rules = {"first": "matrix", "second": "matrix", "out.weight": "output"}
+
+    def local(self, width: int) -> nn.Module:
+        """Return the mixer of positions near by: attention inside the chunk."""
+        return AttentionMixer(Attention(heads=self.config.heads), width)
 
     def operator(self, x_BSD: Tensor) -> Tensor:
         """Return the operator's result on whole chunks, ``[..., chunk, D]``; in float32."""
@@ -87,7 +95,7 @@ class ChunkSpectralMixer(nn.Module):
             chunks = x_BTD[:, : finished * chunk].unflatten(1, (finished, chunk))
             told = self.operator(chunks).flatten(1, 2).to(x_BTD.dtype)
             told_BTD = torch.cat([x_BTD.new_zeros(batch, chunk, width), told], 1)[:, :length]
-        return self.out(told_BTD) + self.inside(x_BTD, self._own_chunk(context, batch))
+        return self.out(told_BTD) + self.inside(x_BTD, self.near(context, batch))
 
     def first_state(self, batch: int, device: torch.device) -> Any:
         """Return an open chunk without positions, and nothing told."""
@@ -98,14 +106,15 @@ class ChunkSpectralMixer(nn.Module):
     def step(self, x_BD: Tensor, state: Any, context: MixingContext) -> tuple[Tensor, Any]:
         """Return the output of the next position, and the state; a chunk that it finishes is transformed."""
         place = state["open"].shape[1]
-        inside = state["inside"] if place else self.inside.first_state(len(x_BD), x_BD.device)
-        near_BD, inside = self.inside.step(x_BD, inside, self._own_chunk(context, len(x_BD)))
+        begins = self.local_restarts and not place
+        inside = self.inside.first_state(len(x_BD), x_BD.device) if begins else state["inside"]
+        near_BD, inside = self.inside.step(x_BD, inside, self.near(context, len(x_BD)))
         mixed_BD = self.out(state["told"][:, place].to(x_BD.dtype)) + near_BD
         open_, told = torch.cat([state["open"], x_BD[:, None]], 1), state["told"]
         if place + 1 == self.config.chunk:
             open_, told = open_[:, :0], self.operator(open_)
         return mixed_BD, {"open": open_, "told": told, "inside": inside}
 
-    def _own_chunk(self, context: MixingContext, batch: int) -> MixingContext:
-        """Return a context in which every chunk is a document of its own."""
+    def near(self, context: MixingContext, batch: int) -> MixingContext:
+        """Return the context of the local mixer: every chunk is a document of its own."""
         return replace(context, documents_BT=(context.positions_T // self.config.chunk).expand(batch, -1))

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from octavo.errors import SettingError
 from octavo.lab.language.gpt.attention_mixer import Attention
 from octavo.lab.language.gpt.expert_gates import OperatorGate
+from octavo.lab.language.gpt.fourier_operator import AFNO
 from octavo.lab.language.gpt.gated_convolution import GatedConvolution
 from octavo.lab.language.gpt.gated_recurrence import GatedRecurrence
 from octavo.lab.language.gpt.lag_kernel import LagKernel
 from octavo.lab.language.gpt.mixing_context import MixingContext
 from octavo.lab.language.techniques import register, technique_of, whole
 
-_KINDS = ("attention", "gated_convolution", "gated_recurrence", "lag_kernel")
+_KINDS = ("attention", "gated_convolution", "gated_recurrence", "lag_kernel", "afno")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,7 @@ class MixedMixers:
             "gated_convolution": GatedConvolution(),
             "gated_recurrence": GatedRecurrence(),
             "lag_kernel": LagKernel(),
+            "afno": AFNO(),
         }
         return [made[kind] for kind in self.kinds]
 

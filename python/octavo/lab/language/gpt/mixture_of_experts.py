@@ -12,6 +12,7 @@ from octavo.errors import SettingError
 from octavo.lab.language.gpt.expert_gates import LinearGate, OperatorGate
 from octavo.lab.language.gpt.feed_forwards import GeluFeedForward, GeluMLP
 from octavo.lab.language.gpt.mixing_context import MixingContext
+from octavo.lab.language.gpt.routed_experts import RoutedExperts
 from octavo.lab.language.techniques import choice, number, register, whole
 
 
@@ -67,29 +68,18 @@ class GatedExperts(MixtureOfExperts):
             raise SettingError(f"route is {self.route!r}; accepted is 'token': this gate reads token and context")
 
 
-class MixtureFeedForward(nn.Module):
-    """A mixture as a network of a block. It reads the context, and decodes by :meth:`step`.
-
-    ``auxiliary``: the loss a token of the training pass that :meth:`begin_pass` began, which the model adds to what it
-    is trained on. ``load_E``: choices of each expert since the bias was moved.
-    """
+class MixtureFeedForward(RoutedExperts):
+    """A mixture as a network of a block. It reads the context, and decodes by :meth:`step`."""
 
     reads_context = True
-    offset_E: Tensor
-    load_E: Tensor
 
     def __init__(self, config: MixtureOfExperts, width: int, gate: LinearGate | OperatorGate) -> None:
         """Make the experts."""
-        super().__init__()
-        self.config, self.gate = config, gate
+        super().__init__(config, config.experts)
+        self.gate = gate
         self.experts = nn.ModuleList(
             [GeluFeedForward(GeluMLP(factor=config.factor), width) for _ in range(config.experts)]
         )
-        self.auxiliary: Tensor | None = None
-        self._is_awaited = False
-        if config.balance == "bias":
-            self.register_buffer("offset_E", torch.zeros(config.experts))
-            self.register_buffer("load_E", torch.zeros(config.experts))
 
     def forward(self, x_BTD: Tensor, context: MixingContext) -> Tensor:
         """Return ``[B, T, D]``."""
@@ -104,34 +94,9 @@ class MixtureFeedForward(nn.Module):
         scores_BE, state = self.gate.step(x_BD, state, context)
         return self._mixed(x_BD, scores_BE), state
 
-    def choose(self, shares_NE: Tensor) -> Tensor:
-        """Return the experts of each row of probabilities, ``[N, chosen]``; of equal ones the first."""
-        if self.config.balance == "bias":
-            shares_NE = shares_NE + self.offset_E
-        return shares_NE.sort(dim=-1, descending=True, stable=True).indices[:, : self.config.chosen]
-
-    def begin_pass(self) -> None:
-        """Move the bias towards even loads, and await the loss of routing. Once a training pass."""
-        self.auxiliary, self._is_awaited = None, True
-        if self.config.balance == "bias" and bool(self.load_E.any()):
-            self.offset_E += self.config.bias_rate * torch.sign(self.load_E.mean() - self.load_E)
-            self.load_E.zero_()
-
-    def end_pass(self) -> Tensor | None:
-        """Return the loss of routing of the pass, None where the block was left out of it."""
-        loss, self.auxiliary, self._is_awaited = self.auxiliary, None, False
-        return loss
-
     def _mixed(self, x_ND: Tensor, scores_NE: Tensor) -> Tensor:
-        shares_NE = scores_NE.softmax(-1)
-        chosen_Nk = self.choose(shares_NE)
-        weight_Nk = shares_NE.gather(1, chosen_Nk)
-        if self.config.chosen > 1:
-            weight_Nk = weight_Nk / weight_Nk.sum(1, keepdim=True)
+        chosen_Nk, weight_Nk = self.routes(scores_NE)
         training = self.training and torch.is_grad_enabled()
-        if training:
-            # Computed in any case: a pass that is repeated for its gradients must save what the first one saved.
-            self._record(scores_NE, shares_NE, chosen_Nk)
         out_ND = torch.zeros_like(x_ND)
         for number_, expert in enumerate(self.experts):
             rows_M, place_M = (chosen_Nk == number_).nonzero(as_tuple=True)
@@ -140,17 +105,6 @@ class MixtureFeedForward(nn.Module):
             told_MD = expert(x_ND[rows_M]) * weight_Nk[rows_M, place_M, None]
             out_ND = out_ND.index_add(0, rows_M, told_MD.to(out_ND.dtype))
         return out_ND
-
-    def _record(self, scores_NE: Tensor, shares_NE: Tensor, chosen_Nk: Tensor) -> None:
-        config = self.config
-        loss = config.z_weight * scores_NE.logsumexp(-1).square().mean()
-        if config.balance == "loss":
-            loss = loss + config.balance_weight * balance_loss(shares_NE, chosen_Nk)
-        if not self._is_awaited:
-            return
-        self.auxiliary = loss
-        if config.balance == "bias":
-            self.load_E += choices(chosen_Nk, config.experts)
 
 
 @register(
@@ -178,18 +132,3 @@ def mixture_of_experts(config: MixtureOfExperts, width: int) -> MixtureFeedForwa
 def gated_experts(config: GatedExperts, width: int) -> MixtureFeedForward:
     """Return the network of a :class:`GatedExperts`."""
     return MixtureFeedForward(config, width, OperatorGate(width, config.experts, config.rank))
-
-
-def choices(chosen_Nk: Tensor, experts: int) -> Tensor:
-    """Return how often each expert is chosen, float32 ``[experts]``."""
-    return torch.bincount(chosen_Nk.flatten(), minlength=experts).float()
-
-
-def balance_loss(shares_NE: Tensor, chosen_Nk: Tensor) -> Tensor:
-    """Return ``E sum of f_e P_e``, with f the share of choices and P the mean probability; 1 where they are even.
-
-    Its gradient goes through P alone. Source: Fedus et al. 2022, equation 4.
-    """
-    experts = shares_NE.shape[1]
-    shares_E = choices(chosen_Nk, experts) / chosen_Nk.numel()
-    return experts * (shares_E * shares_NE.mean(0)).sum()
