@@ -179,6 +179,15 @@ def test_mxint8_decode_equals_mase_cuda_but_for_named_pairs():
     assert wrong.sum() == sum(MASE_CUDA_DECODE_DEVIATIONS.values())
 
 
+def test_the_rule_of_mase_cuda_is_reproduced_bit_for_bit():
+    from octavo.lab.mase import mxint8_dequantize
+
+    arrays, _ = recorded("mase_cuda", "mxint8.npz")
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.int8).repeat(256, 1)
+    found = mxint8_dequantize(codes, torch.arange(256, dtype=torch.uint8)[:, None], 256)
+    assert np.array_equal(found.view(torch.int16).numpy().view(np.uint16), arrays["dequant_table_bf16_bits"])
+
+
 @pytest.mark.parametrize("text", spread(SQNR_DB))
 def test_error_of_normal_samples_in_blocks_of_32(text):
     """16 million samples: the sampling error is far below the tolerance."""

@@ -202,11 +202,11 @@ def words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def numbers(option: str, text: str, what: str = "width") -> tuple[int, ...]:
-    """Read whole numbers separated by commas. Raises SettingError naming the option and the word."""
+def numbers(option: str, text: str, what: str = "width", *, digits: int = 6) -> tuple[int, ...]:
+    """Read whole numbers of up to ``digits`` digits with commas between. Raises SettingError naming option and word."""
     found = []
     for word in words(text):
-        if not (word.isascii() and word.isdigit() and len(word) < 7):
+        if not (word.isascii() and word.isdigit() and len(word) <= digits):
             raise SettingError(f"{option}: {word!r} is no {what}; accepted are whole numbers separated by commas")
         found.append(int(word))
     return tuple(found)

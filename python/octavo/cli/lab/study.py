@@ -11,6 +11,7 @@ import typer
 from octavo.cli._app import JsonOption
 from octavo.cli.lab import (
     study_attention,
+    study_dequantize,
     study_language,
     study_lora,
     study_mixed,
@@ -46,6 +47,7 @@ def _study() -> None:
       octavo lab study sensitivity                  what every format costs every group of layers
       octavo lab study combined                     the best recipe, then pruning, with and without training
       octavo lab study compile                      torch.compile against eager: first call, later ones, graph breaks
+      octavo lab study dequantize                   decoding on a CPU and a GPU, by size and group
       octavo lab study attention                    naive attention against the fused one; --kinds: others by context
     """
 
@@ -198,3 +200,4 @@ app.command("nas")(study_nas.nas)
 app.command("mixed")(study_mixed.mixed)
 app.command("compile")(study_speed.compile_)
 app.command("attention")(study_attention.attention)
+app.command("dequantize")(study_dequantize.dequantize)

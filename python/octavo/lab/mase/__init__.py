@@ -24,7 +24,13 @@ from octavo.lab.mase.integer import integer_floor_quantizer, integer_quantizer, 
 from octavo.lab.mase.learned import flexround_quantizer, flexround_weight, lsq_integer
 from octavo.lab.mase.linear import linear_forward
 from octavo.lab.mase.lookup import generate_truth_table, linear_logicnets, linear_lut, logicnets_table
-from octavo.lab.mase.microscaling import extract_mxfp_components, mxfp_quantizer, mxint_hardware, mxint_quantizer
+from octavo.lab.mase.microscaling import (
+    extract_mxfp_components,
+    mxfp_quantizer,
+    mxint8_dequantize,
+    mxint_hardware,
+    mxint_quantizer,
+)
 from octavo.lab.mase.minifloat import log_quantizer, minifloat_denorm_quantizer, minifloat_ieee_quantizer
 from octavo.lab.mase.minifloat_codes import compose_minifloat_component, extract_minifloat_component
 from octavo.lab.mase.softmax import fixed_softermax, softermax
@@ -56,6 +62,7 @@ __all__ = [
     "minifloat_denorm_quantizer",
     "minifloat_ieee_quantizer",
     "mxfp_quantizer",
+    "mxint8_dequantize",
     "mxint_hardware",
     "mxint_quantizer",
     "recipe",

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from octavo.errors import FormatError, ShapeError
+from octavo.errors import DTypeError, FormatError, ShapeError
 from octavo.lab.mase._common import blocks_along, check_integer, check_tensor, straight_through
 from octavo.lab.mase.minifloat_codes import compose_minifloat_component, extract_minifloat_component
 
@@ -48,6 +48,35 @@ def mxint_quantizer(
         return unblock(tried[error.argmin(dim=0), torch.arange(len(blocks), device=x.device)])
 
     return straight_through(x, quantize)
+
+
+def mxint8_dequantize(codes: Tensor, scales: Tensor, group_size: int) -> Tensor:
+    """Decode MXINT8 by mase-cuda's rule, bit for bit: a bfloat16 is put together of sign, scale and six bits.
+
+    `codes`: int8 `[..., N]`; `scales`: uint8 `[..., N / group_size]`, exponents with a bias of 127. Returns bfloat16
+    `[..., N]`. The six low bits of the magnitude become the fraction. Where bit `0x40` is set it is the leading one
+    that bfloat16 implies, and the number is right as it stands. Elsewhere the implied one is too much, and the same
+    number with fraction 0, the bias, is taken off. Code -128 has magnitude bits 0 and decodes to 0; at scale code 0
+    nothing is implied, so that codes with bit `0x40` lose it.
+
+    Raises DTypeError, ShapeError. Source: mase-cuda `dequantize1d`; FORMATS.md, section 7.
+    """
+    for name, tensor, dtype in (("codes", codes, torch.int8), ("scales", scales, torch.uint8)):
+        if tensor.dtype != dtype:
+            raise DTypeError(f"mxint8_dequantize: {name} has dtype {tensor.dtype}; accepted is {dtype}")
+    wanted = (*codes.shape[:-1], codes.shape[-1] // group_size if group_size > 0 else 0)
+    if group_size < 1 or codes.shape[-1] % group_size or tuple(scales.shape) != wanted:
+        raise ShapeError(
+            f"mxint8_dequantize: scales have shape {tuple(scales.shape)}, codes {tuple(codes.shape)}, groups "
+            f"{group_size}; accepted are codes [..., N] and scales [..., N / group_size]"
+        )
+    code = codes.to(torch.int32)
+    magnitude = code.abs()
+    exponent = scales.to(torch.int32).repeat_interleave(group_size, -1) << 7
+    base = exponent - (code < 0).to(torch.int32) * 0x8000  # in two's complement: the sign bit of a 16-bit number
+    value = (base | (magnitude & 0x3F) << 1).to(torch.int16).view(torch.bfloat16)
+    bias = base.to(torch.int16).view(torch.bfloat16)
+    return torch.where(magnitude & 0x40 != 0, value, value - bias)
 
 
 def mxfp_quantizer(
