@@ -62,6 +62,7 @@ TYPED = {
 ELSEWHERE = {
     "subject_catalogue.py": ["give --model", "give --length", "give --data FOLDER with"],  # needs a trained run
     "readers.py": ["give --corpus"],
+    "kinds.py": ["give --model"],  # needs a trained run: tests/cli/lab/test_study_of_a_folder.py
     "compression_report.py": ["is missing; give it"],  # a field of a program's own report
     "locks.py": ["another process is at work"],  # the option that the caller names
     "records.py": ["is not given; give"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,9 +11,14 @@ CorpusOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="What --data holds: sst2 (sst2_train.tsv, sst2_dev.tsv) or imdb (imdb_train.jsonl, imdb_test.jsonl, or "
-        "the folders train and test with pos and neg inside), files plain or .xz.  [default: sst2]",
+        help="What the folder --data holds: sst2 (sst2_train.tsv, sst2_dev.tsv), imdb (imdb_train.jsonl, "
+        "imdb_test.jsonl, or the folders train and test with pos and neg inside) or emotion (emotion_train.jsonl, "
+        "emotion_test.jsonl, or train.txt, test.txt), files plain or .xz.  [default: sst2]",
     ),
+]
+TestOption = Annotated[
+    Path | None,
+    typer.Option("--test", metavar="FILE", help="Labelled texts to report.  [default: a tenth of the file --data]"),
 ]
 LengthOption = Annotated[
     int | None, typer.Option(metavar="N", help="Tokens of a text that are read, up to 512.  [default: 64]")

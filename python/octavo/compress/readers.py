@@ -1,4 +1,4 @@
-"""Readers of labelled texts by the name of their corpus: SST-2 and IMDb, from files as people have them on disk."""
+"""Readers of labelled texts by the name of their corpus: SST-2, IMDb and Emotion, from files as people have them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.data.labelled import Sentences
-from octavo.data.labelled_files import text_lines
+from octavo.data.labelled_files import is_json_lines, read_labelled, text_lines
 from octavo.errors import DataError, SettingError
 from octavo.storage.reading import CONFIG_BYTES, member, parse_json, read_bytes, shown
 
 LABELS = ("negative", "positive")
 #: The folders of a part of IMDb as it is distributed, by label: a file a review.
 TREES = ("neg", "pos")
+#: The classes of Emotion, in the order of its labels.
+EMOTIONS = ("sadness", "joy", "love", "anger", "fear", "surprise")
 _MOST_LABELS = 10
 # What IMDb's reviews keep of their pages, and the signs that BERT's tokenizers cut off words.
 _BREAK, _SIGN = re.compile(r"<br\s*/?>"), re.compile(r"([^\w\s]|_)")
@@ -25,6 +27,7 @@ class Corpus:
     """A corpus on disk: the files of its parts, plain or with ``.xz`` behind the name, and ``read``, which reads one.
 
     ``holds``: what a file has, for people. ``trees``: its parts may also be folders ``PART/neg`` and ``PART/pos``.
+    ``others``: other names of its files. ``names``: of its classes, where models are to carry them.
     """
 
     title: str
@@ -32,19 +35,23 @@ class Corpus:
     holds: str
     read: Callable[[Path], Sentences]
     trees: bool = False
+    others: tuple[dict[str, str], ...] = ()
+    names: tuple[str, ...] = ()
 
     def part(self, folder: Path | str, part: str) -> Sentences:
         """Return the texts of ``train`` or ``test``. Raises DataError with what was looked for, OSErrors."""
         folder, name = Path(folder), self.files[part]
-        for path in (folder / name, folder / f"{name}.xz"):
-            if path.is_file():
-                return self.read(path)
+        for naming in (self.files, *self.others):
+            for path in (folder / naming[part], folder / f"{naming[part]}.xz"):
+                if path.is_file():
+                    return self.read(path)
         if self.trees and all((folder / part / tree).is_dir() for tree in TREES):
             return _read_trees(folder / part)
-        told = f", nor the folders {part}/{TREES[0]} and {part}/{TREES[1]}" if self.trees else ""
+        absent = f", nor the folders {part}/{TREES[0]} and {part}/{TREES[1]}" if self.trees else ""
+        absent += "".join(f", nor {naming[part]}" for naming in self.others)
         other = next((key for key, known in CORPORA.items() if known is not self and known.is_in(folder)), None)
         advice = f"; the corpus '{other}' is there: give --corpus {other}" if other else f"; they hold {self.holds}"
-        raise DataError(f"{folder}: neither {name} nor {name}.xz is there{told}{advice}")
+        raise DataError(f"{folder}: neither {name} nor {name}.xz is there{absent}{advice}")
 
     def is_in(self, folder: Path) -> bool:
         """Tell whether the training part is in a folder."""
@@ -112,6 +119,31 @@ def read_jsonl(path: Path | str) -> Sentences:
     return Sentences(tuple(texts), tuple(labels))
 
 
+def read_emotions(path: Path | str) -> Sentences:
+    """Read a part of Emotion: lines ``text;emotion``, as distributed, or JSON objects with ``text`` and ``label``.
+
+    Labels of objects are the names of :data:`EMOTIONS` or their numbers. Empty lines are skipped. Raises DataError with
+    the file and the number of the line, OSError where the file cannot be read.
+    """
+    path = Path(path)
+    if is_json_lines(path):
+        return read_labelled(path, {name: number for number, name in enumerate(EMOTIONS)})
+    texts, labels = [], []
+    for number, line in text_lines(path, "lines 'text;emotion'"):
+        if not line.strip():
+            continue
+        text, sign, name = line.rpartition(";")
+        if not sign or not text.strip() or name.strip() not in EMOTIONS:
+            raise DataError(
+                f"{path}: line {number} is {line[:40]!r}; accepted is 'text;emotion', one of {', '.join(EMOTIONS)}"
+            )
+        texts.append(text.strip())
+        labels.append(EMOTIONS.index(name.strip()))
+    if not texts:
+        raise DataError(f"{path}: no text; accepted are lines 'text;emotion'")
+    return Sentences(tuple(texts), tuple(labels))
+
+
 def words_and_signs(text: str) -> str:
     """Return a text with spaces around its signs, and without line breaks of web pages.
 
@@ -144,11 +176,15 @@ def _words(text: str, where: str) -> str:
     return found
 
 
-SST2, IMDB = "sst2", "imdb"
+SST2, IMDB, EMOTION = "sst2", "imdb", "emotion"
 CORPORA = {
     SST2: Corpus("SST-2", {"train": "sst2_train.tsv", "test": "sst2_dev.tsv"}, "'label<TAB>sentence' lines", read_tsv),
     IMDB: Corpus(
         "IMDb", {"train": "imdb_train.jsonl", "test": "imdb_test.jsonl"}, "objects with 'text' and 'label'", read_jsonl,
         trees=True,
+    ),
+    EMOTION: Corpus(
+        "Emotion", {"train": "emotion_train.jsonl", "test": "emotion_test.jsonl"}, "objects with 'text' and 'label'",
+        read_emotions, others=({"train": "train.txt", "test": "test.txt"},), names=EMOTIONS,
     ),
 }  # fmt: skip

@@ -6,12 +6,13 @@ from training, too; neither is ever trained on. Calibration texts are drawn from
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from octavo.compress.readers import SST2, corpus
-from octavo.data.labelled import Split
+from octavo.data.labelled import Sentences, Split
 from octavo.errors import DataError
 
 VALIDATION = 2000
@@ -30,6 +31,23 @@ def load(
     """
     known = corpus(name)
     train, test = known.part(folder, "train"), known.part(folder, "test")
+    split = split_texts(train, test, validation=validation, held_out=held_out, seed=seed, where=folder)
+    return replace(split, names=known.names)
+
+
+def split_texts(
+    train: Sentences,
+    test: Sentences,
+    *,
+    validation: int = VALIDATION,
+    held_out: int | None = None,
+    seed: int = 0,
+    where: Path | str = "texts",
+) -> Split:
+    """Cut ``validation`` texts, and ``held_out`` ones to test on, from ``train``, as :func:`load` does.
+
+    ``where``: what errors name. Raises DataError if too few texts are left.
+    """
     cut = validation + (held_out or 0)
     if validation < 1 or (held_out is not None and held_out < 1) or not cut < len(train):
         also = "" if held_out is None else f" and {held_out} held out"
@@ -43,5 +61,5 @@ def load(
     rest = [row for row in sorted(order[cut:]) if train.texts[row] not in outside]
     tested = test if held_out is None else kept
     if not rest or max(tested.labels) > max(train.labels[row] for row in rest):
-        raise DataError(f"{folder}: {len(rest)} training texts are left, and the test labels must occur among them")
+        raise DataError(f"{where}: {len(rest)} training texts are left, and the test labels must occur among them")
     return Split(train.pick(rest), chosen, tested, held_out is not None)

@@ -51,12 +51,16 @@ class Sentences:
 
 @dataclass(frozen=True)
 class Split:
-    """Sentences to train on, to choose by, and to report; ``held_out``: the last were cut from training, too."""
+    """Sentences to train on, to choose by, and to report; ``held_out``: the last were cut from training, too.
+
+    ``names``: of the classes, in the order of their labels; empty where labels are numbers alone.
+    """
 
     train: Sentences
     validation: Sentences
     test: Sentences
     held_out: bool = False
+    names: tuple[str, ...] = ()
 
     def fewer(self, texts: int) -> Split:
         """Return the split with the first ``texts`` training texts alone, or all if there are no more."""

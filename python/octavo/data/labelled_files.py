@@ -41,6 +41,17 @@ def read_labelled(path: Path | str, classes: Mapping[str, int | str] | None = No
     return Sentences(tuple(text for _, text, _ in rows), labels)
 
 
+@checks_arguments
+def class_names(path: Path | str) -> dict[str, int]:
+    """Return the names of the classes in a file of labelled texts, numbered in the order of the alphabet.
+
+    Empty where all labels are whole numbers. Raises as :func:`read_labelled`.
+    """
+    path = Path(path)
+    labels = {label for _, _, label in (_objects(path) if is_json_lines(path) else _columns(path))}
+    return {} if all(map(_is_whole, labels)) else {name: number for number, name in enumerate(sorted(labels))}
+
+
 def is_json_lines(path: Path) -> bool:
     """Whether the name of a file, compressed or plain, says that it holds JSON objects."""
     return _plain(path).suffix in (".jsonl", ".json")

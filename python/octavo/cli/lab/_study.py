@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption
+from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption, TestOption
 from octavo.errors import InterruptedRun, SettingError
 
 if TYPE_CHECKING:
@@ -25,10 +25,20 @@ if TYPE_CHECKING:
     from octavo.lab.studies.measured_points import Laboratory
     from octavo.lab.studies.subject import Subject
 
-ModelOption = Annotated[str, typer.Option(metavar="NAME", help="tiny, minilm or polynomials.")]
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|FOLDER",
+        help="tiny, minilm, polynomials, or the folder of a model of transformers, which is fine-tuned first unless "
+        "its head has as many classes as the texts.",
+    ),
+]
 DataOption = Annotated[
     Path | None,
-    typer.Option(metavar="FOLDER", help="Holds the files of --corpus.  [default: a generated task]"),
+    typer.Option(
+        metavar="FOLDER|FILE",
+        help="The folder of a --corpus, or a file of labelled texts (.tsv, .jsonl).  [default: a generated task]",
+    ),
 ]
 TrainedOption = Annotated[
     Path | None,
@@ -55,6 +65,7 @@ class SubjectOptions:
     data: DataOption = None
     trained: TrainedOption = None
     corpus: CorpusOption = None
+    test: TestOption = None
     length: LengthOption = None
     held_out: HeldOutOption = None
     device: DeviceOption = None
@@ -70,8 +81,8 @@ class SubjectOptions:
     ) -> Subject:
         """Return the model with its texts, on a device."""
         return opener(
-            self.model, folder, data=self.data, trained=self.trained, corpus=self.corpus, length=self.length,
-            held_out=self.held_out, device=device, quick=quick, tell=tell,
+            self.model, folder, data=self.data, trained=self.trained, corpus=self.corpus, test=self.test,
+            length=self.length, held_out=self.held_out, device=device, quick=quick, tell=tell,
         )  # fmt: skip
 
 
@@ -126,7 +137,7 @@ def run(
     from octavo.lab.studies.subject_catalogue import open_subject
     from octavo.search.journal import Journal
 
-    folder = out or Path(f"octavo-{study}-{subject.model}{'-quick' if quick else ''}")
+    folder = out or Path(f"octavo-{study}-{Path(subject.model).resolve().name}{'-quick' if quick else ''}")
     errors, device = console(stderr=True), chosen_device(subject.device)
     with Journal(folder) as journal, resumable(folder):
         opened = subject.open(opener or open_subject, folder, device=device, quick=quick, tell=errors.print)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from octavo.cli._app import JsonOption
-from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption
+from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption, TestOption
 from octavo.cli.lab._study import DataOption, DeviceOption, OutOption, QuickOption, resumable, show, words
 from octavo.errors import SettingError
 
@@ -26,6 +26,7 @@ def nas(
     scale: Annotated[str, typer.Option(metavar="NAME", help="tiny: trains in seconds; labs: their sizes.")] = "tiny",
     data: DataOption = None,
     corpus: CorpusOption = None,
+    test: TestOption = None,
     length: LengthOption = None,
     held_out: HeldOutOption = None,
     out: OutOption = None,
@@ -77,7 +78,7 @@ def nas(
     from octavo.display.progress import milestones
     from octavo.lab.architectures.stopping import Stopping
     from octavo.lab.architectures.trial_storage import NAME
-    from octavo.lab.classifiers.kinds import LONGEST
+    from octavo.lab.classifiers.text_classifier import LONGEST
     from octavo.lab.studies import architecture_tables as tables
     from octavo.lab.studies.architecture_builds import ArchitectureBuilds, Compression
     from octavo.lab.studies.architectures import Architectures, EpochCurve
@@ -100,7 +101,7 @@ def nas(
             sampler_seeds, 2 if quick else seeds, lengths[0], stopping,
         )  # fmt: skip
     place = chosen_device(device)
-    split = open_split(data, corpus, held_out, quick=quick)
+    split = open_split(data, corpus, held_out, test=test, quick=quick)
     most = 2000 if quick and texts is None else texts
     if most is not None:
         split = split.fewer(most)

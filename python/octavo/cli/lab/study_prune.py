@@ -55,14 +55,13 @@ def prune(
       octavo lab study prune --granularities neuron,row --scopes local --sparsities 0.5
       octavo lab study prune --model minilm --data data/ --trained minilm --recipe 'type:Linear int8:channel'
     """
-    from octavo.lab.classifiers.kinds import KINDS
+    from octavo.lab.classifiers.kinds import check_model
     from octavo.lab.studies import result_files as studies
     from octavo.lab.studies.lora_ranks import Tuning
     from octavo.lab.studies.pruning import Prune
     from octavo.report.study_plots import prune_figure
 
-    if subject.model not in KINDS:
-        raise SettingError(f"no pruning of {subject.model!r}; accepted are {', '.join(KINDS)}")
+    check_model(subject.model, trained=subject.trained is not None)
     study = Prune(
         _shares(("0.5" if quick else "0.1,0.3,0.5,0.7,0.9") if sparsities is None else sparsities),
         tuple(words(criteria)),

@@ -8,7 +8,6 @@ import typer
 
 from octavo.cli._app import JsonOption
 from octavo.cli.lab._study import OutOption, QuickOption, SeedsOption, SubjectOptions, run, with_subject, words
-from octavo.errors import SettingError
 
 FormatsOption = Annotated[
     str | None,
@@ -91,15 +90,14 @@ def combined(
       octavo lab study combined --model minilm --data data/ --trained minilm --budget 4
       octavo lab study combined --model minilm --data imdb/ --corpus imdb --length 256
     """
-    from octavo.lab.classifiers.kinds import KINDS
+    from octavo.lab.classifiers.kinds import check_model
     from octavo.lab.studies import search_tables
     from octavo.lab.studies.combined import Combined
     from octavo.lab.studies.format_sensitivity import FORMATS
     from octavo.lab.studies.lora_ranks import Tuning
     from octavo.report.search_plots import combined_figure
 
-    if subject.model not in KINDS:
-        raise SettingError(f"no pruning of {subject.model!r}; accepted are {', '.join(KINDS)}")
+    check_model(subject.model, trained=subject.trained is not None)
     chosen = tuple(words(formats)) if formats is not None else FORMATS
     study = Combined(
         budget, chosen, sparsity, 1 if quick else seeds, Tuning(epochs), min(samples, 16) if quick else samples,

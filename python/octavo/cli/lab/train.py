@@ -12,7 +12,7 @@ import typer
 from octavo.cli._app import JsonOption
 from octavo.cli._own_lines import OwnLines
 from octavo.cli._stage_bar import stage_bar
-from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption
+from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption, TestOption
 from octavo.cli.lab._study import DeviceOption
 from octavo.cli.lab._until import EveryOption, InARowOption, UntilOption, show_time_to_loss, until_of
 from octavo.errors import SettingError
@@ -138,19 +138,27 @@ def polynomials(
 @app.command("sst2", hidden=True)  # its name of 0.1
 @app.command("classifier")
 def classifier(
-    data: Annotated[Path, typer.Option(metavar="FOLDER", help="Holds the files of --corpus.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER|FILE", help="The folder of a --corpus, or a file of labelled texts (.tsv, .jsonl)."
+        ),
+    ],
     corpus: CorpusOption = None,
+    test: TestOption = None,
     model: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="tiny (a two-layer BERT from fresh weights) or minilm (needs the extra 'demo')."
+            metavar="NAME|FOLDER",
+            help="tiny (a two-layer BERT from fresh weights), minilm (needs the extra 'demo'), or the folder of a "
+            "model of transformers, to be fine-tuned.",
         ),
     ] = "tiny",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Run folder.  [default: octavo-CORPUS-MODEL]")
     ] = None,
     epochs: Annotated[
-        float | None, typer.Option(help="Passes over the training sentences.  [default: 3 for tiny, 1 for minilm]")
+        float | None, typer.Option(help="Passes over the training sentences.  [default: 3 for tiny, else 1]")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Updates of the weights, instead of --epochs.")] = None,
     batch: Annotated[int | None, typer.Option(help="Sentences in an update.  [default: 64, 32]")] = None,
@@ -164,30 +172,33 @@ def classifier(
     device: DeviceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Train a classifier of sentiment on SST-2 or IMDb, for studies and your own recipes.
+    """Train a classifier on SST-2, IMDb, Emotion or labelled texts of your own, for studies and your own recipes.
 
-    2,000 training texts are kept out to choose by; the test texts are those of the corpus, or --held-out ones, and
-    nothing is chosen on them: the last weights are reported, not the best. IMDb's reviews have 300 words: give --length
-    512. Stopped, the same command goes on and ends with the same bits.
+    2,000 training texts, or a tenth of a file, are kept out to choose by; the test texts are those of the corpus,
+    --test or --held-out ones, and nothing is chosen on them: the last weights are reported, not the best. IMDb's
+    reviews have 300 words: give --length 512. Stopped, the same command goes on and ends with the same bits.
 
     \b
     Examples:
       octavo lab train classifier --data data/ -o tiny
       octavo lab train classifier --data data/ --model minilm --held-out 10000 -o minilm
       octavo lab train classifier --data data/ --corpus imdb --length 512 -o reviews
+      octavo lab train classifier --data emotion/ --corpus emotion --model bert-tiny/ -o emotions
+      octavo lab train classifier --data mine.tsv --test held.tsv --model deberta-v3-small/ -o mine
       octavo lab study ptq-qat --model minilm --data data/ --trained minilm
     """
-    from octavo.compress import sentiment
-    from octavo.lab.classifiers.kinds import KINDS, LONGEST, check_length
+    from octavo.lab.classifiers import kinds
+    from octavo.lab.classifiers.corpora import open_corpus
+    from octavo.lab.classifiers.pretrained import named_classes
+    from octavo.lab.classifiers.text_classifier import check_length
     from octavo.lab.classifiers.training_run import train_classifier
     from octavo.lab.studies.stopwatch import chosen_device
 
-    if model not in KINDS:
-        raise SettingError(f"unknown model {model!r}; accepted are {', '.join(KINDS)}")
+    kinds.check_model(model)
     if epochs is not None and not epochs > 0:
         raise SettingError(f"--epochs is {epochs}; accepted are numbers above 0")
-    length = LONGEST if length is None else length
-    check_length(length)
+    if length is not None:
+        check_length(length)
     given = {
         "steps": steps,
         "batch_size": batch,
@@ -197,9 +208,10 @@ def classifier(
         "seed": seed,
     }
     changes = {name: value for name, value in given.items() if value is not None}
-    name = corpus or "sst2"
-    folder = out or Path(f"octavo-{name}-{model}")
-    split = sentiment.load(data, name, held_out=held_out)
+    name = data.name.partition(".")[0] if data.is_file() else corpus or "sst2"
+    folder = out or Path(f"octavo-{name}-{Path(model).resolve().name}")
+    classes = None if model in kinds.KINDS else named_classes(Path(model))
+    split = open_corpus(data, corpus=corpus, test=test, held_out=held_out, classes=classes)
     report = train_classifier(model, split, folder, epochs=epochs, length=length, changes=changes)
     from octavo.display.console import console, print_json
 

@@ -2,101 +2,83 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-
-import torch
-from torch import nn
+from typing import Any
 
 from octavo.compress.sentence_encoder import MINILM, find
 from octavo.data import CharTokenizer
-from octavo.data.labelled import Sentences, Split
+from octavo.data.labelled import Split
 from octavo.data.words import TYPE as WORDS
 from octavo.data.words import WordTokenizer
 from octavo.errors import ContainerError, DataError, SettingError
 from octavo.lab.classifiers import Classifier, ClassifierConfig
-from octavo.lab.classifiers.texts import Texts
+from octavo.lab.classifiers.pretrained import pretrained
+from octavo.lab.classifiers.text_classifier import (
+    FORMER_VOCABULARY,
+    INFO,
+    LONGEST,
+    VOCABULARY,
+    Ids,
+    TextClassifier,
+    check_length,
+)
 from octavo.model_folder.float_network import float_network
-from octavo.model_folder.hf_loading import CONFIG, fill, known, load_config, load_tokenizer
-from octavo.model_folder.infer_structure import filled_compact
-from octavo.model_folder.model_config import SHAPE
-from octavo.model_folder.save_load import fill_folder
-from octavo.model_folder.size_limits import Extent
-from octavo.model_folder.skeleton import build_class
-from octavo.model_folder.unpack_weights import unpack
-from octavo.model_folder.weight_files import CONFIGURATIONS, PLAIN_NAME, Checkpoint
-from octavo.prune.sizes import KEY as SIZES
-from octavo.storage import files, folders
-from octavo.storage.reading import VOCABULARY_BYTES, read_json, shown
+from octavo.storage.reading import VOCABULARY_BYTES, read_json
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-TINY = "tiny"
+TINY, TRANSFORMERS = "tiny", "transformers"
+#: Classifiers that have a name; any other is the folder of a model of transformers.
 KINDS = (TINY, MINILM)
-INFO, VOCABULARY = "classifier.json", "tokenizer.json"
-# Of 0.1, beside the sizes in SHAPE.
-FORMER_VOCABULARY = "vocabulary.json"
-FILES = frozenset({INFO, VOCABULARY, FORMER_VOCABULARY, PLAIN_NAME, SHAPE, *CONFIGURATIONS})
-LONGEST, MOST = 64, 512  # tokens of a text that are read, and the most that may be asked for
-
-Ids = tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True)
-class TextClassifier:
-    """A model with its vocabulary. ``kind``: ``tiny`` or ``minilm``; ``encode``: texts to ids, cut at ``length``."""
-
-    kind: str
-    model: nn.Module
-    encode: Callable[[Sequence[str]], Ids]
-    length: int
-    _save: Callable[[Path], None]
-
-    def blueprint(self) -> dict[str, Any]:
-        """Return plain values that say how the model is made without its weights."""
-        config = self.model.config.as_dict() if isinstance(self.model, Classifier) else None
-        return {"kind": self.kind, "config": config}
-
-    def texts(self, sentences: Sentences) -> Texts:
-        """Return sentences as ids and labels."""
-        return Texts(self.encode(sentences.texts), torch.tensor(sentences.labels))
-
-    def save(self, folder: Path, info: dict[str, Any]) -> None:
-        """Write a model folder, which appears complete or not at all and replaces the model of one that is there."""
-        with folders.whole(folder, owned=FILES) as stage:
-            fill_folder(self.model, stage)
-            self._save(stage)
-            files.write(
-                stage / INFO,
-                json.dumps({"octavo": 1, "kind": self.kind, "length": self.length, **info}, indent=2) + "\n",
-            )
-
-
-def build(kind: str, split: Split, length: int = LONGEST) -> TextClassifier:
+def build(kind: str, split: Split, length: int | None = None) -> TextClassifier:
     """Return a model to be trained on ``split``: ``tiny`` from fresh weights, ``minilm`` pretrained with a fresh head.
 
-    ``length``: tokens of a text that it reads, up to 512. Fresh weights come from torch's global generator. Raises
-    SettingError for another kind or length, OctavoError where MiniLM or transformers is not installed.
+    ``kind``: also the folder of a model of transformers, which keeps a head of as many classes as the texts have.
+    ``length``: tokens of a text that it reads, up to 512; None: 64, or as many as a folder's model has positions for.
+    Fresh weights come from torch's global generator.
+
+    Raises SettingError for another kind or length, OctavoError where MiniLM or transformers is not installed,
+    ContainerError for a folder that cannot be read.
     """
-    check_length(length)
+    if length is not None:
+        check_length(length)
     classes = max(split.train.labels) + 1
     if kind == TINY:
         vocabulary = vocabulary_of(split.train.texts)
-        config = ClassifierConfig(vocabulary=vocabulary_size(vocabulary), classes=classes, positions=length)
+        positions = LONGEST if length is None else length
+        config = ClassifierConfig(vocabulary=vocabulary_size(vocabulary), classes=classes, positions=positions)
         return tiny_classifier(vocabulary, Classifier(config))
     if kind == MINILM:
-        return _minilm(find(MINILM), {"num_labels": classes}, length)
-    raise SettingError(f"unknown model {kind!r}; accepted are {', '.join(KINDS)}")
+        return pretrained(MINILM, find(MINILM), length, classes, split.names)[0]
+    return pretrained(TRANSFORMERS, model_folder(kind), length, classes, split.names)[0]
 
 
-def check_length(length: int) -> None:
-    """Refuse a number of tokens that no kind reads. Raises SettingError."""
-    if not isinstance(length, int) or isinstance(length, bool) or not 1 <= length <= MOST:
-        raise SettingError(f"length is {shown(length)}; accepted are 1 to {MOST} tokens")
+def check_model(name: str, others: Sequence[str] = (), *, trained: bool = False) -> None:
+    """Refuse what names no classifier and none of ``others``. Raises SettingError.
+
+    ``trained``: a run has the weights, so that ``transformers`` is name enough.
+    """
+    if name not in (*KINDS, *others, *((TRANSFORMERS,) if trained else ())):
+        model_folder(name, others)
+
+
+def model_folder(name: str, others: Sequence[str] = ()) -> Path:
+    """Return the folder of a model of transformers. Raises SettingError for what is none, or a run of our own."""
+    folder = Path(name)
+    if not folder.is_dir():
+        known = ", ".join((*KINDS, *others))
+        raise SettingError(f"unknown model {name!r}; accepted are {known} and the folder of a model of transformers")
+    for run in (folder, folder.parent):
+        if (run / "model" / INFO).exists():
+            kind = read_json(run / "model" / INFO, error=DataError).get("kind")
+            raise SettingError(f"{folder}: a run of octavo lab train classifier; give --model {kind} --trained {run}")
+    return folder
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a model by its name: itself, or ``transformers`` for a folder."""
+    return name if name in KINDS else TRANSFORMERS
 
 
 def load(folder: Path | str) -> tuple[TextClassifier, dict[str, Any]]:
@@ -111,17 +93,18 @@ def load(folder: Path | str) -> tuple[TextClassifier, dict[str, Any]]:
         told = "No such file; octavo lab train classifier writes the folder of a classifier"
         raise FileNotFoundError(2, told, str(folder / INFO))
     info = read_json(folder / INFO, error=DataError)
-    if info.get("octavo") != 1 or info.get("kind") not in KINDS:
+    kinds = (*KINDS, TRANSFORMERS)
+    if info.get("octavo") != 1 or info.get("kind") not in kinds:
         raise DataError(
-            f"{folder / INFO}: kind {info.get('kind')!r}, version {info.get('octavo')!r}; accepted are 1 and {KINDS}"
+            f"{folder / INFO}: kind {info.get('kind')!r}, version {info.get('octavo')!r}; accepted are 1 and {kinds}"
         )
     length = info.get("length", LONGEST)  # 0.1 has none
     try:
         check_length(length)
     except SettingError as error:
         raise DataError(f"{folder / INFO}: {error}") from None
-    if info["kind"] == MINILM:
-        loaded = _minilm(folder, {}, length)
+    if info["kind"] != TINY:
+        loaded, _ = pretrained(info["kind"], folder, length)
         loaded.model.eval()
         return loaded, info
     model, _ = float_network(folder, "classifier")
@@ -178,34 +161,3 @@ def vocabulary_in(folder: Path, size: int) -> WordTokenizer | CharTokenizer:
     if vocabulary_size(found) != size:
         raise ContainerError(f"{path}: {vocabulary_size(found)} ids; the model has {size}")
     return found
-
-
-# --- MiniLM ---------------------------------------------------------------------------------------------------------
-
-
-def _minilm(folder: Path, changes: dict[str, Any], length: int) -> TextClassifier:
-    config, values = load_config(folder)
-    for name, value in changes.items():
-        setattr(config, name, value)
-    tokenizer, tensors = load_tokenizer(folder, config), unpack(Checkpoint.open(folder))
-    architecture = known(folder, _sequence_classifier(config), "classifier")
-    if architecture is None:
-        raise DataError(f"{folder}: transformers has no classifier for a {type(config).__name__}")
-    build_class(folder, architecture, config, Extent.of_tensors(tensors, str(folder / CONFIG), values))
-    if getattr(config, SIZES, None) is not None:
-        model = filled_compact(architecture, config, tensors, folder)
-    else:
-        model, _ = fill(architecture, config, tensors, folder)
-
-    def encode(texts: Sequence[str]) -> Ids:
-        return tuple(map(tuple, tokenizer(list(texts), truncation=True, max_length=length)["input_ids"]))
-
-    def save(target: Path) -> None:
-        cast("PreTrainedModel", model).config.save_pretrained(target)
-        tokenizer.save_pretrained(target)
-
-    return TextClassifier(MINILM, model, encode, length, save)
-
-
-def _sequence_classifier(config: Any) -> Callable[[Any], Any]:
-    return lambda transformers: transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), None)

@@ -10,7 +10,8 @@ from typing import Any
 
 from octavo.data.labelled import Split
 from octavo.errors import DataError
-from octavo.lab.classifiers.kinds import INFO, LONGEST, TINY, TextClassifier, build
+from octavo.lab.classifiers.kinds import TINY, TRANSFORMERS, build, kind_of
+from octavo.lab.classifiers.text_classifier import INFO, LONGEST, TextClassifier
 from octavo.lab.classifiers.texts import ClassifierTask, scores
 from octavo.storage import files, locks
 from octavo.storage.reading import read_json
@@ -31,10 +32,11 @@ class Hyperparameters:
     precision: str
 
 
-# MiniLM: the usual fine-tuning of an encoder of its size. Tiny: from fresh weights, hence the larger rate.
+# MiniLM and folders: the usual fine-tuning of an encoder. Tiny: from fresh weights, hence the larger rate.
 HYPERPARAMETERS = {
     TINY: Hyperparameters(epochs=3, batch_size=64, learning_rate=1e-3, precision="fp32"),
     "minilm": Hyperparameters(epochs=1, batch_size=32, learning_rate=5e-5, precision="bf16"),
+    TRANSFORMERS: Hyperparameters(epochs=1, batch_size=32, learning_rate=5e-5, precision="fp32"),
 }
 
 
@@ -50,6 +52,7 @@ class ClassifierReport:
     length: int = LONGEST
     held_out: bool = False
     device: str = "cpu"
+    kind: str = TINY
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -69,20 +72,21 @@ class ClassifierReport:
         """Return labels and texts for the terminal."""
         (chosen, of_chosen), (right, of_right) = self.validation, self.test
         source = " held out of training" if self.held_out else ""
+        model = "" if self.kind == TINY else f" --model {self.kind} with the same --data"
         return [
             ("trained", f"{self.parameters:,} parameters, {self.result.step:,} steps, on {self.device}"),
             ("validation", f"{chosen / of_chosen:.2%} of {of_chosen:,} texts cut from training"),
             ("test", f"{right / of_right:.2%} of {of_right:,} texts{source}"),
-            ("written", f"{self.folder / MODEL}: try octavo lab study ptq-qat --trained {self.folder}"),
+            ("written", f"{self.folder / MODEL}: try octavo lab study ptq-qat{model} --trained {self.folder}"),
         ]
 
 
 def train_config(kind: str, texts: int, *, epochs: float | None = None, **changes: Any) -> TrainConfig:
-    """Return the training of a kind of model on ``texts`` training texts.
+    """Return the training of a kind of model, or of one in a folder, on ``texts`` training texts.
 
     ``changes``: fields of :class:`TrainConfig` that differ. The rate grows over 6 % of the steps, then falls to 0.
     """
-    usual = HYPERPARAMETERS[kind]
+    usual = HYPERPARAMETERS[kind_of(kind)]
     batch_size = changes.get("batch_size", usual.batch_size)
     steps = changes.pop("steps", None) or max(1, round((epochs or usual.epochs) * (texts // batch_size)))
     config = TrainConfig(
@@ -106,23 +110,25 @@ def train_classifier(
     folder: Path,
     *,
     epochs: float | None = None,
-    length: int = LONGEST,
+    length: int | None = None,
     changes: dict[str, Any] | None = None,
     progress: bool = True,
 ) -> ClassifierReport:
     """Train a classifier in ``folder``, going on with the run that is there, and measure its last weights.
 
+    ``kind``: ``tiny``, ``minilm``, or the folder of a model of transformers.
     ``epochs`` and ``changes`` (fields of :class:`TrainConfig`) differ from the kind's hyperparameters. ``length``:
-    tokens of a text that are read. The model folder ``folder/model`` is what
-    :func:`octavo.lab.classifiers.kinds.load` reads. Raises InterruptedRun if a signal ended the training,
-    LockedError if another process trains in ``folder``.
+    tokens of a text that are read; None: 64, or as many as a folder's model has positions for. The model folder
+    ``folder/model`` is what :func:`octavo.lab.classifiers.kinds.load` reads.
+
+    Raises InterruptedRun if a signal ended the training, LockedError if another process trains in ``folder``.
     """
     config = train_config(kind, len(split.train), epochs=epochs, **(changes or {}))
     seed_all(config.seed)
     made = build(kind, split, length)
     validation = made.texts(split.validation)
     # Runs of 0.1 are bound to no texts, and go on.
-    bound = f"{split.digest()} {length}" if split.held_out or length != LONGEST else None
+    bound = f"{split.digest()} {made.length}" if split.held_out or made.length != LONGEST else None
     task = ClassifierTask(made.texts(split.train), validation, config.batch_size, seed=config.seed, digest=bound)
     with locks.hold(folder):
         result = train(made.model, task, config, folder, progress=progress)
@@ -145,7 +151,7 @@ def _finish(made: TextClassifier, split: Split, result: TrainResult, folder: Pat
     count = sum(parameter.numel() for parameter in made.model.parameters())
     device = str(next(made.model.parameters()).device)
     tested = (parts["validation"], parts["test"])
-    report = ClassifierReport(result, count, *tested, folder, made.length, split.held_out, device)
+    report = ClassifierReport(result, count, *tested, folder, made.length, split.held_out, device, made.kind)
     info = {"data": split.digest(), "seed": seed, "steps": result.step, **report.as_dict()}
     made.save(folder / MODEL, {name: info[name] for name in SAVED})
     files.write(folder / REPORT, json.dumps(report.as_dict(), indent=2) + "\n")

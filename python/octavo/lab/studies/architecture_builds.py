@@ -24,6 +24,7 @@ from octavo.lab.architectures import bert_spaces
 from octavo.lab.architectures.search_loop import Build
 from octavo.lab.architectures.space import Space
 from octavo.lab.classifiers import Classifier, ClassifierConfig, kinds
+from octavo.lab.classifiers.text_classifier import LONGEST, TextClassifier
 from octavo.lab.classifiers.texts import ClassifierTask, Texts, scores
 from octavo.lab.classifiers.training_run import train_config
 from octavo.lab.studies.measured_points import SAMPLES, trained
@@ -63,7 +64,7 @@ class ArchitectureBuilds:
         self,
         split: Split,
         *,
-        length: int = kinds.LONGEST,
+        length: int = LONGEST,
         compression: Compression | None = None,
         warm: Path | None = None,
         changes: Mapping[str, Any] | None = None,
@@ -210,7 +211,7 @@ def inherit(model: nn.Module, trained: nn.Module) -> float:
     return total / sum(parameter.numel() for parameter in own.values())
 
 
-def _reads_alike(one: kinds.TextClassifier, other: kinds.TextClassifier, texts: Sequence[str]) -> bool:
+def _reads_alike(one: TextClassifier, other: TextClassifier, texts: Sequence[str]) -> bool:
     try:
         return one.encode(texts) == other.encode(texts)
     except DataError:  # a sign that its vocabulary lacks

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from octavo.data.batches import map_leaves
 from octavo.data.labelled import Split
-from octavo.lab.classifiers.kinds import TextClassifier
+from octavo.lab.classifiers.text_classifier import TextClassifier
 from octavo.lab.classifiers.texts import ClassifierTask, scores
 from octavo.lab.classifiers.training_run import Hyperparameters
 from octavo.lab.polynomials.accuracy import EncodedLines, exact_match
@@ -76,9 +76,9 @@ class Subject(Protocol):
 
 
 class ClassifierSubject:
-    """A text classifier; see :class:`Subject`."""
+    """A text classifier; see :class:`Subject`. ``head``: the path of the Linear layer that gives the scores."""
 
-    metric, head = "accuracy", "classifier"
+    metric = "accuracy"
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class ClassifierSubject:
         device: torch.device = _CPU,
     ) -> None:
         """Take a classifier that was trained in ``steps``; ``judged``: validation texts that choices look at."""
-        self.name, self.steps = name, steps
+        self.name, self.steps, self.head = name, steps, made.head
         self.batch_size, self.precision = hyperparameters.batch_size, hyperparameters.precision
         self.learning_rate = hyperparameters.learning_rate
         self._made, self._model, self._train = made, made.model.eval(), made.texts(split.train)
