@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import Annotated
 
 import typer
@@ -14,6 +12,7 @@ from octavo.cli.lab import (
     study_dequantize,
     study_language,
     study_lora,
+    study_memory,
     study_mixed,
     study_nas,
     study_prune,
@@ -154,43 +153,7 @@ def formats(
     )  # fmt: skip
 
 
-@app.command("memory")
-@partial(with_subject, without=("device",))  # memory of processes, which a GPU has none of
-def memory(
-    subject: SubjectOptions,
-    out: OutOption = None,
-    recipes: Annotated[
-        str, typer.Option("--recipes", metavar="TEXTS", help="Recipes that pack the models, separated by '|'.")
-    ] = "mxint8 | int4:g32",
-    texts: Annotated[int, typer.Option(help="Test texts that are answered while memory is measured.")] = 1000,
-    quick: QuickOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Memory of packed models against float32: counted by component, and measured.
-
-    Each model is saved, and loaded in a fresh process that answers test texts eight at a time; its resident and peak
-    memory are read from the system. Answers are compared with those of the simulated model.
-
-    \b
-    Examples:
-      octavo lab study memory
-      octavo lab study memory --recipes 'mxint8 | type:Embedding int4:g32; type:Linear nf4'
-      octavo lab study memory --model minilm --data data/ --trained minilm
-    """
-    from octavo.lab.studies import result_files as studies
-    from octavo.lab.studies.memory import Memory
-    from octavo.report.study_plots import memory_figure
-
-    subject = replace(subject, device="cpu")
-    study = Memory(
-        tuple(text.strip() for text in recipes.split("|") if text.strip()), min(texts, 64) if quick else texts
-    )
-    run(
-        "memory", study.run, studies.memory_table, studies.memory_notes, memory_figure,
-        subject=subject, out=out, quick=quick, json=json,
-    )  # fmt: skip
-
-
+app.command("memory")(study_memory.memory)
 app.command("prune")(study_prune.prune)
 app.command("language")(study_language.language)
 app.command("lora")(study_lora.lora)
