@@ -386,3 +386,55 @@ def test_the_picture_of_memory_has_a_bar_for_every_number():
 def test_no_two_families_look_the_same():
     styles = [tuple(study_plots.line_style(position).values()) for position in range(len(candidates.FAMILIES))]
     assert len(set(styles)) == len(styles)
+
+
+# --- training through a format, and weights that all round to 0 -------------------------------------------------------
+
+
+def test_a_share_that_is_asked_for_is_not_cut_and_a_cut_is_told(laboratory, monkeypatch):
+    """A tenth of a long training is bounded; a share that was given is taken whole."""
+    subject, told = laboratory.subject, []
+    subject.steps = 31_000
+    assert Training().config(subject, 0).steps == 1000
+    assert Training(share=1.0, most=None).config(subject, 0).steps == 31_000
+    laboratory.tell = lambda text, share=None: told.append(text)
+    monkeypatch.setattr(laboratory, "measure_all", lambda points: [])
+    for training in (Training(), Training(share=0.1, most=None)):
+        monkeypatch.setattr(ptq_qat, "rows", lambda records: [])
+        ptq_qat.PtqQat(("int",), (8,), 1, training).run(laboratory)
+    assert told == ["training takes 1,000 updates in place of 3,100; --qat-share 0.1 takes all of them"]
+
+
+def test_epochs_are_passes_over_the_training_texts(subject):
+    """64 texts in batches of 8, whatever trained the model; the bound of a share is none of theirs."""
+    assert Training(epochs=1, rate=1.0).config(subject, 0).steps == 8
+    assert Training(epochs=500, rate=1.0).config(subject, 0).steps == 4000
+    assert Training(epochs=1, rate=1.0).config(subject, 0).learning_rate == subject.learning_rate
+    subject.texts = None
+    with pytest.raises(SettingError, match="have no end; give --qat-share 1 --qat-rate 1"):
+        Training(epochs=1).config(subject, 0)
+
+
+def test_weights_that_all_round_to_zero_are_told_and_the_study_goes_on(laboratory):
+    """At 4 bits with 2 of a fraction, steps of a quarter are larger than weights of this model."""
+    told = []
+    laboratory.tell = lambda text, share=None: told.append(text)
+    with torch.no_grad():
+        for name, parameter in laboratory.subject._model.named_parameters():
+            if name.endswith("weight") and parameter.ndim == 2 and "embeddings" not in name:
+                parameter.clamp_(-0.1, 0.1)
+    rows = ptq_qat.PtqQat(("mase-b",), (4, 16), 1, Training(epochs=0.25, rate=0.01)).run(laboratory)
+    assert [(row["width"], row["method"], row["zero_layers"], row["quantized_layers"]) for row in rows] == [
+        (32, "fp32", None, None), (4, "ptq", 8, 8), (4, "qat", 8, 8), (16, "ptq", None, None), (16, "qat", None, None),
+    ]  # fmt: skip
+    assert sum("all weights of 8 of 8 layers round to 0" in text for text in told) == 2
+    notes = report.width_notes(rows)
+    assert "mase-b, 4 bits, before training: all weights of all 8 layers are 0: all texts have the same scores" in notes
+    assert "mase-b, 4 bits, after training" in " ".join(notes) and "16 bits" not in " ".join(notes)
+
+
+def test_records_without_zeros_are_read(laboratory):
+    """Earlier versions did not write them."""
+    study = ptq_qat.PtqQat(("int",), (8,), 1, None)
+    rows = study.run(laboratory)
+    assert all(row["zero_layers"] is None for row in rows) and report.width_notes(rows) == report.accuracy_notes(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import typer
@@ -73,9 +74,19 @@ def ptq_qat(
     seeds: SeedsOption = 3,
     qat: Annotated[bool, typer.Option("--qat/--no-qat", help="Train through every format, too.")] = True,
     qat_share: Annotated[
-        float, typer.Option(help="Updates of that training, as a share of those of the model's.")
-    ] = 0.1,
-    qat_rate: Annotated[float, typer.Option(help="Its learning rate, as a share of the model's.")] = 0.1,
+        float | None,
+        typer.Option(
+            help="Updates of that training, as a share of those of the model's.  [default: 0.1, 1000 updates at most]"
+        ),
+    ] = None,
+    qat_rate: Annotated[
+        float | None,
+        typer.Option(help="Its learning rate, as a share of the model's.  [default: 0.1; with --epochs 1]"),
+    ] = None,
+    epochs: Annotated[
+        float | None,
+        typer.Option(help="Passes over the training texts in that training, at the full rate, as the labs retrain: 1."),
+    ] = None,
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -88,6 +99,7 @@ def ptq_qat(
     Examples:
       octavo lab study ptq-qat
       octavo lab study ptq-qat --baseline mase --widths 4,8,16
+      octavo lab study ptq-qat --baseline mase-a --widths 4,8,16,32 --epochs 1      # the labs' retraining
       octavo lab study ptq-qat --families 'int{w}:g32' --widths 2,3,4 --no-qat
       octavo lab train classifier --model minilm --data data/ -o minilm
       octavo lab study ptq-qat --model minilm --data data/ --trained minilm --baseline mase
@@ -99,14 +111,21 @@ def ptq_qat(
 
     if baseline is not None and baseline not in BASELINES:
         raise SettingError(f"unknown baseline {baseline!r}; accepted are {', '.join(BASELINES)}")
-    if not (qat_share > 0 and qat_rate > 0):
-        raise SettingError(f"--qat-share is {qat_share}, --qat-rate {qat_rate}; accepted are shares above 0")
+    for option, value in (("--qat-share", qat_share), ("--qat-rate", qat_rate), ("--epochs", epochs)):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise SettingError(f"{option} is {value}; accepted are numbers above 0")
+        if value is not None and not qat:
+            raise SettingError(f"{option} is of training, and --no-qat leaves it out; give one of them")
+    if epochs is not None and qat_share is not None:
+        raise SettingError("--epochs and --qat-share both say how long training is; give one of them")
     names = words(families or ("int" if quick else "fixed,int,mxint")) + ([baseline] if baseline else [])
     widths = widths or ("4,8" if quick else "2,3,4,6,8,16,32")
-    training = Training(share=qat_share, rate=qat_rate) if qat else None
+    most = Training.most if qat_share is None else None
+    rate = qat_rate or (Training.rate if epochs is None else 1.0)
+    training = Training(qat_share or Training.share, rate, most, epochs) if qat else None
     study = PtqQat(tuple(names), numbers("--widths", widths), min(seeds, 2) if quick else seeds, training)
     run(
-        "ptq-qat", study.run, studies.width_table, studies.accuracy_notes, width_figure,
+        "ptq-qat", study.run, studies.width_table, studies.width_notes, width_figure,
         subject=subject, out=out, quick=quick, json=json,
     )  # fmt: skip
 

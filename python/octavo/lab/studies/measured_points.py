@@ -6,7 +6,7 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import octavo
+from octavo.errors import SettingError
 from octavo.lab.studies.stopwatch import machine
 from octavo.lab.studies.subject import Subject
+from octavo.nn.quant_layer import QuantLayer
 from octavo.quant.apply_recipe import freeze_scales
 from octavo.search.journal import Journal, identity
 from octavo.train import TrainConfig, train
@@ -33,16 +35,30 @@ Tell = Callable[..., None]
 class Training:
     """Training through a format: ``share`` of the updates and ``rate`` of the learning rate that made the model.
 
-    At most ``most`` updates. Scales stand still in the last tenth of them, so that weights settle on a fixed grid.
+    At most ``most`` updates; None: no bound. ``epochs``: passes over the training texts in place of a share of the
+    updates. Scales stand still in the last tenth of them, so that weights settle on a fixed grid.
     """
 
     share: float = 0.1
     rate: float = 0.1
-    most: int = 1000
+    most: int | None = 1000
+    epochs: float | None = None
+
+    def updates(self, subject: Subject) -> int:
+        """Return the updates without a bound. Raises SettingError for epochs of texts that have no end."""
+        if self.epochs is None:
+            return max(1, round(self.share * subject.steps))
+        if subject.texts is None:
+            raise SettingError(
+                f"--epochs {self.epochs:g}: the training texts of {subject.name} have no end; give --qat-share 1 "
+                "--qat-rate 1 for a whole training"
+            )
+        return max(1, round(self.epochs * (subject.texts // subject.batch_size)))
 
     def config(self, subject: Subject, seed: int) -> TrainConfig:
         """Return the training of a subject: half a cosine down to 0, after a short warm-up."""
-        steps = max(1, min(self.most, round(self.share * subject.steps)))
+        steps = self.updates(subject)
+        steps = steps if self.most is None or self.epochs is not None else min(steps, self.most)
         return TrainConfig(
             steps=steps,
             batch_size=subject.batch_size,
@@ -125,6 +141,7 @@ def quantized(subject: Subject, recipe: str, seed: int, samples: int = SAMPLES) 
     batches = subject.calibration(samples, seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", octavo.CoverageWarning)  # a study tries small shares on purpose
+        warnings.filterwarnings("ignore", ".* is 0 in '", octavo.CalibrationWarning)  # the record has these layers
         return octavo.quantize_model(
             subject.model(), recipe, calibration=batches, samples=samples, inplace=True, progress=False
         )
@@ -135,6 +152,22 @@ def trained(model: nn.Module, task: Any, config: TrainConfig, run: Path, callbac
     result = train(model, task, config, run, progress=False, callbacks=list(callbacks))
     if result.reason == "interrupted":
         raise result.interruption(told=False)
+
+
+def zero_layers(model: nn.Module) -> dict[str, int]:
+    """Return how many layers have a quantized weight, ``layers``, and of how many of them it is all 0, ``zero``."""
+    zero = layers = 0
+    with torch.no_grad():
+        for layer in model.modules():
+            if isinstance(layer, QuantLayer) and layer.weight_quantizer is not None:
+                rounded = layer.weight_quantizer(layer.weight_matrix())
+                zero, layers = zero + (not rounded.any()), layers + 1
+    return {"zero": zero, "layers": layers}
+
+
+def zeros_told(zeros: Mapping[str, int] | None) -> str:
+    """Return what a progress line says of layers whose weights all round to 0."""
+    return "" if zeros is None else f"; all weights of {zeros['zero']} of {zeros['layers']} layers round to 0"
 
 
 class Laboratory:
@@ -156,7 +189,7 @@ class Laboratory:
             if found:
                 self._tidy(point.settings(self.subject))  # a kill may have come before
             result = record["result"]
-            share = f"{result['right'] / result['texts']:.2%} of {result['texts']:,}"
+            share = f"{result['right'] / result['texts']:.2%} of {result['texts']:,}{zeros_told(record.get('zeros'))}"
             told = f"[{number}/{len(points)}] {point}: {share}{' (found)' if found else ''}"
             self.tell(told, number / len(points))
             records.append(record)
@@ -167,6 +200,8 @@ class Laboratory:
         settings, begin = point.settings(self.subject), time.perf_counter()
         model = self.build(point, settings)
         facts = {"result": self.compare(model, "test"), "seconds": round(time.perf_counter() - begin, 3)}
+        if (zeros := zero_layers(model))["zero"]:
+            facts["zeros"] = zeros
         record = self.journal.add(settings, **facts, made=made(self.subject.device))
         self._tidy(settings)
         return record

@@ -12,6 +12,7 @@ from octavo.lab.studies.result_rows import draws, grouped, summary
 from octavo.recipe import Recipe
 
 BASELINES = ("mase", "mase-a", "mase-b")
+_ZEROS = {"zero": "zero", "quantized": "layers"}  # columns of a row, and where a record has them
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,13 @@ class PtqQat:
 
     def run(self, laboratory: Laboratory) -> list[dict[str, Any]]:
         """Measure all points and return the rows of the table."""
+        if self.training is not None:
+            wanted, taken = self.training.updates(laboratory.subject), self.training.config(laboratory.subject, 0).steps
+            if taken < wanted:
+                laboratory.tell(
+                    f"training takes {taken:,} updates in place of {wanted:,}; --qat-share {self.training.share:g} "
+                    "takes all of them"
+                )
         return rows(laboratory.measure_all(self.points()))
 
 
@@ -117,9 +125,15 @@ def family(name: str) -> Family:
 
 
 def rows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row for each family, width and method, with its :func:`summary`; the first record is float32's."""
+    """Return one row for each family, width and method, with its :func:`summary`; the first record is float32's.
+
+    ``zero_layers`` of ``quantized_layers``: layers whose weights all round to 0, of the first seed; None: none do.
+    """
     names = ("family", "width", "method")
     return [
-        {**dict(zip(names, key, strict=True)), **summary(group, records[0])}
+        {
+            **dict(zip(names, key, strict=True)), **summary(group, records[0]),
+            **{f"{name}_layers": group[0].get("zeros", {}).get(part) for name, part in _ZEROS.items()},
+        }
         for key, group in grouped(records, names).items()
-    ]
+    ]  # fmt: skip

@@ -53,6 +53,19 @@ def width_table(rows: Rows) -> Table:
     return made
 
 
+def width_notes(rows: Rows) -> list[str]:
+    """Return the notes of accuracies, and where all weights of layers round to 0."""
+    notes = accuracy_notes(rows)
+    for row in rows:
+        if row.get("zero_layers"):
+            whole = row["zero_layers"] == row["quantized_layers"]
+            layers = f"all {row['quantized_layers']}" if whole else f"{row['zero_layers']} of {row['quantized_layers']}"
+            after = "after training" if row["method"] == "qat" else "before training"
+            end = ": all texts have the same scores" if whole else ""
+            notes.append(f"{row['family']}, {row['width']} bits, {after}: all weights of {layers} layers are 0{end}")
+    return notes
+
+
 def format_table(rows: Rows) -> Table:
     """Return each family at its best: bits with scales, accuracy, and the configuration that was chosen."""
     made = table("family", ">width", ">weight bits", ">input bits", ">accuracy", ">to fp32", "chosen")

@@ -50,6 +50,11 @@ class Subject(Protocol):
     held_out: bool  # test texts were cut from training
     blueprint: dict[str, Any]  # plain values from which another process makes the model without its weights
 
+    @property
+    def texts(self) -> int | None:
+        """Training texts; None: they have no end."""
+        ...
+
     def model(self) -> nn.Module:
         """Return a copy of the float32 model, in eval mode."""
         ...
@@ -147,7 +152,7 @@ class PolynomialSubject:
 
     name, metric = "polynomials", "exact match"
     steps, batch_size, learning_rate, precision = 31_000, 64, 4e-4, "fp32"
-    held_out = False
+    held_out, texts = False, None
 
     def __init__(self, *, lines: int = 2000, judged: int = 512, device: torch.device = _CPU) -> None:
         """Load the model; ``lines``: test lines, of which there are 20,000; ``judged``: as for a classifier."""
