@@ -94,6 +94,70 @@ def test_held_out_lines_may_have_files_of_their_own(octavo, own, tmp_path):
     assert "not measured: there are no test lines" in result.stdout
 
 
+def test_a_run_is_evaluated_on_a_file_and_its_loss_is_drawn(octavo, own, few_lines, tmp_path):
+    pytest.importorskip("matplotlib")
+    file, out = own
+    (tmp_path / "bad.txt").write_text("1*x\n")
+    (tmp_path / "empty.txt").write_text("")
+    args = ("train", "polynomials", "--arch", "lstm", *TINY, "-o", out)
+    for name, reason in (("bad.txt", "line 1"), ("empty.txt", "no line to evaluate on"), ("absent", "no such file")):
+        assert reason in octavo(*args, "--evaluate", tmp_path / name, code=2).output
+    assert not out.exists()
+    shown = octavo(*args, "--evaluate", file).stdout
+    assert f"of 90 lines of {file}" in " ".join(shown.split()) and str(out / "loss.png") in shown
+    assert {"loss.png", "loss.svg"} <= {path.name for path in out.iterdir()}
+    report = json.loads((out / "report.json").read_text())
+    assert report["evaluated"]["lines"] == 90 and report["evaluated"]["file"] == str(file)
+    assert report["test"]["lines"] == 20, "the test lines stay"
+
+
+def test_the_picture_has_the_losses_and_evaluations_of_the_log():
+    pytest.importorskip("matplotlib")
+    from octavo.lab.polynomials.loss_picture import loss_figure
+
+    lines = [{"kind": "train", "step": step, "loss": loss} for step, loss in ((50, 2.0), (100, None), (150, 0.5))]
+    lines.append({"kind": "evaluation", "step": 150, "metrics": {"exact": 0.25}})
+    panels = loss_figure(lines, title="run").axes
+    assert [line.get_xydata().tolist() for panel in panels for line in panel.lines] == [
+        [[50, 2.0], [150, 0.5]], [[150, 25.0]],
+    ]  # fmt: skip
+    assert len(loss_figure(lines[:3], title="run").axes) == 1
+
+
+def test_the_preset_of_the_report_trains_on_four_fifths_of_distinct_lines(octavo, tmp_path, monkeypatch):
+    assert (train_configs.REPORT_TRAIN, train_configs.REPORT_VALIDATION) == (800_000, 200_000)
+    monkeypatch.setattr(train_configs, "REPORT_TRAIN", 80)
+    monkeypatch.setattr(train_configs, "REPORT_VALIDATION", 20)
+    monkeypatch.setattr(train_configs, "REPORT_EPOCHS", 2)
+    args = ("train", "polynomials", "--preset", "report", *TINY[4:], "-o", tmp_path / "run")
+    result = octavo(*args, "--json")
+    report = json.loads(result.stdout)
+    assert "distinct lines by the law: 80 to train on, 20 to watch, 0 to test with" in result.stderr
+    assert report["steps"] == 10, "two passes in batches of 16"
+    assert report["validation"]["lines"] == 20 and "test" not in report
+    made = json.loads((tmp_path / "run" / "model" / "accuracy.json").read_text())
+    assert "--arch lstm" in made["command"] and "--seed 42" in made["command"] and "--preset report" in made["command"]
+    assert made["seed"] == 42
+    rows = [f"{number}*x={number}x" for number in range(25)]
+    (tmp_path / "own.txt").write_text("\n".join(rows))
+    other = (*args[:-1], tmp_path / "own", "--data", tmp_path / "own.txt", "--steps", 2, "--arch", "transformer")
+    assert "5 to train on, 20 to watch" in octavo(*other).stderr
+    assert "accepted is report" in octavo("train", "polynomials", "--preset", "author", code=2).output
+
+
+def test_a_million_distinct_lines_are_divided():
+    from octavo.lab.polynomials.data import million_lines
+
+    lines = million_lines(7, train=80, validation=20)
+    assert (len(lines.train), len(lines.validation), lines.test) == (80, 20, [])
+    assert len({*lines.train, *lines.validation}) == 100
+    assert (
+        lines.train
+        == million_lines(7, train=80, validation=20).train
+        != million_lines(8, train=80, validation=20).train
+    )
+
+
 @pytest.mark.slow
 def test_a_run_does_not_go_on_with_other_lines(octavo, own):
     file, out = own
@@ -217,17 +281,49 @@ def test_what_only_reads_is_not_kept_out(octavo, tmp_path, few_lines):
         octavo("recipe", "mxint8", "--model", tmp_path / "run" / "model")
 
 
+def test_the_table_has_overall_rates_and_per_cent():
+    from octavo.lab.polynomials.speed import Speed, SpeedConfig
+    from octavo.lab.polynomials.speed_table import SpeedReport
+
+    config = SpeedConfig(batch=10, steps=5, val_steps=2, epoch=100, val_epoch=20)
+    where = {"device": "cpu", "gpu": None, "machine": "x86_64", "threads": 1}
+    report = SpeedReport(
+        {"baseline": Speed(config, 2.0, 1.0, 400.0, 100.0, where), "DDP": Speed(config, 5.0, 4.0, 1000.0, 400.0, where)}
+    )
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in report.markdown().splitlines()[:4]]
+    table = [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
+    assert [row["s per epoch"] for row in table] == ["7", "2"] and [row["speed-up %"] for row in table] == [
+        "+0.0",
+        "+180.0",
+    ]
+    assert table[0]["overall steps/s"] == "1.71" and table[0]["overall tokens/s"] == f"{(400 * 5 + 100 * 2) / 7:,.0f}"
+    assert report.as_dict()["configurations"]["DDP"]["speed_up_percent"] == pytest.approx(180)
+    assert "at the measured speeds" in "".join(report.notes()) and not config.is_whole_epoch
+    whole = config.whole_epoch()
+    assert (whole.steps, whole.val_steps, whole.is_whole_epoch) == (10, 2, True)
+
+
 @pytest.mark.slow
 def test_one_command_gives_the_whole_speed_table(octavo, tmp_path):
     """Four configurations in processes of their own: baseline, DDP, cache, both."""
-    args = ("--arch", "lstm", "--batch", "4", "--steps", "1", "--val-steps", "1", "-o", tmp_path / "speed")
+    args = (
+        "--arch",
+        "lstm",
+        "--batch",
+        "4",
+        "--whole-epoch",
+        "--epoch",
+        "4",
+        "--val-epoch",
+        "4",
+        "-o",
+        tmp_path / "speed",
+    )
     report = json.loads(octavo("bench", "polynomials", *args, "--json").stdout)
     assert list(report["configurations"]) == ["baseline", "DDP", "KV cache", "DDP + KV cache"]
     assert report["configurations"]["baseline"]["speed_up"] == 1
     shown = (tmp_path / "speed" / "speed.md").read_text()
     for entry in report["configurations"].values():
         assert entry["train_steps_per_s"] > 0 and entry["val_tokens_per_s"] > 0
-        assert entry["epoch_s"] == pytest.approx(
-            250_000 / entry["train_steps_per_s"] + 5_000 / entry["val_steps_per_s"]
-        )
-    assert "not padding" in shown and "| DDP + KV cache | 2 | yes | yes |" in shown
+        assert entry["epoch_s"] == pytest.approx(1 / entry["train_steps_per_s"] + 1 / entry["val_steps_per_s"])
+    assert "measured whole" in shown and "not padding" in shown and "| DDP + KV cache | 2 | yes | yes |" in shown

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from octavo.cli._app import JsonOption
-from octavo.cli._own_lines import OwnLines
+from octavo.cli._own_lines import OwnLines, evaluated_lines
 from octavo.cli._stage_bar import stage_bar
 from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption, TestOption
 from octavo.cli.lab._study import DeviceOption
@@ -30,8 +30,17 @@ def _train() -> None:
 @app.command("polynomials")
 def polynomials(
     arch: Annotated[
-        str, typer.Option(metavar="NAME", help="lstm, hybrid (the shipped one) or transformer.")
-    ] = "hybrid",
+        str | None,
+        typer.Option(metavar="NAME", help="lstm, hybrid (the shipped one) or transformer.  [default: hybrid]"),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="report: as the report on expansion trains. lstm, seed 42, batch 16, 22 passes over 800,000 lines, "
+            "200,000 to validate with; other options change parts of it.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Run folder.  [default: octavo-ARCH]")
     ] = None,
@@ -49,6 +58,10 @@ def polynomials(
         str | None,
         typer.Option(metavar="N|FILE", help="Test lines: N held out of --data, or a file.  [default: 5 %]"),
     ] = None,
+    evaluate: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also evaluate at the end on left=right lines of your own, .xz or .gz too."),
+    ] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the lines of --data, instead of --steps.")] = None,
     steps: Annotated[
         int | None, typer.Option(help="Updates of the weights.  [default: those of the shipped model]")
@@ -56,8 +69,9 @@ def polynomials(
     batch: Annotated[int | None, typer.Option(help="Lines in an update, over all processes.")] = None,
     rate: Annotated[float | None, typer.Option("--lr", help="Largest learning rate.")] = None,
     seed: Annotated[
-        int, typer.Option(help="Seed of weights and data order; validation and test lines are always the same.")
-    ] = 0,
+        int | None,
+        typer.Option(help="Seed of weights and data order; validation and test lines stay the same.  [default: 0]"),
+    ] = None,
     precision: Annotated[str | None, typer.Option(metavar="NAME", help="fp32, bf16 or fp16.")] = None,
     accumulation: Annotated[int | None, typer.Option(help="Micro-batches that an update is cut into.")] = None,
     device: Annotated[
@@ -77,7 +91,7 @@ def polynomials(
     """Train a model that expands polynomials, test it on unseen lines and export it for the engine.
 
     Lines are generated; the 20,000 validation and 20,000 test lines never occur in training. FOLDER gets metrics.jsonl,
-    checkpoints, and at the end model/, which octavo.lab.polynomials.Engine and `octavo lab expand --model` run.
+    checkpoints, and at the end loss.png and model/, which octavo.lab.polynomials.Engine and `octavo lab expand` run.
     Stopped, by Ctrl-C (exit code 130), SIGTERM (143) or kill -9, the same command goes on from the newest checkpoint
     and ends with the same bits. One run at a time works in FOLDER.
 
@@ -88,18 +102,23 @@ def polynomials(
     Examples:
       octavo lab train polynomials --steps 500               a taste, some minutes
       octavo lab train polynomials --data lines.txt.xz --validation 2000 --epochs 20
+      octavo lab train polynomials --steps 500 --evaluate other.txt
+      octavo lab train polynomials --preset report           800,000 lines to train on, 200,000 to validate with
       octavo lab train polynomials --precision bf16          the shipped model
       octavo lab train polynomials --arch transformer --ddp 2
       torchrun --nproc-per-node 8 -m octavo lab train polynomials --device cuda --compile
     """
+    from octavo.lab.polynomials.train_configs import REPORT_ARCHITECTURE, REPORT_TRAINING
     from octavo.lab.polynomials.training_run import train_polynomials
     from octavo.storage import locks
     from octavo.train.launch import launch
 
+    own = OwnLines(data, validation, test, epochs, preset)
+    arch = arch or (REPORT_ARCHITECTURE if preset else "hybrid")
     if ddp is not None:
         if ddp < 1:
             raise SettingError(f"--ddp is {ddp}; accepted are 1 process and more")
-        OwnLines(data, validation, test, epochs).check(steps, several=True)
+        own.check(steps, several=True)
         locks.check(out or Path(f"octavo-{arch}"))
         raise typer.Exit(launch(["-m", "octavo", *_without_ddp(sys.argv[1:])], ddp))
     given = {
@@ -113,25 +132,36 @@ def polynomials(
         "seed": seed,
     }
     changes = {name: value for name, value in given.items() if value is not None}
-    own = OwnLines(data, validation, test, epochs)
     own.check(steps, several="RANK" in os.environ)
+    usual = REPORT_TRAINING if preset else {"seed": 0}
+    changes |= {name: value for name, value in usual.items() if name not in changes}
+    lines = None if evaluate is None else (str(evaluate), evaluated_lines(evaluate))
     report = train_polynomials(
         arch,
         out or Path(f"octavo-{arch}"),
         changes,
         export_format=export_format,
         tensorboard=tensorboard,
+        evaluate=lines,
         **own.read(changes),
     )
     if report is None:
         return
     from octavo.display.console import console, print_json
+    from octavo.errors import PackageError
+    from octavo.lab.polynomials.loss_picture import draw_losses
+
+    try:
+        picture = draw_losses(report.folder)[0]
+    except PackageError as missing:
+        picture = None
+        console(stderr=True).print(str(missing))
 
     if json:
         print_json(report.as_dict())
         return
     stdout = console()
-    for label, text in report.results():
+    for label, text in report.results() + ([] if picture is None else [("picture", str(picture))]):
         stdout.print(f"{label:18} {text}")
 
 

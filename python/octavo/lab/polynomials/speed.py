@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -53,6 +54,15 @@ class SpeedConfig:
             )
         if self.device not in DEVICES:
             raise SettingError(f"device is {self.device!r}; accepted are {', '.join(DEVICES)}")
+
+    @property
+    def is_whole_epoch(self) -> bool:
+        """Whether every line of the epoch is measured, so that its time is worked out from nothing else."""
+        return self.steps * self.batch >= self.epoch and self.val_steps * self.batch >= self.val_epoch
+
+    def whole_epoch(self) -> SpeedConfig:
+        """Return the configuration that measures every line of the epoch."""
+        return replace(self, steps=math.ceil(self.epoch / self.batch), val_steps=math.ceil(self.val_epoch / self.batch))
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ _HEADER = (
     "DDP",
     ">train steps/s",
     ">val steps/s",
-    ">steps/s",
+    ">overall steps/s",
     ">train tokens/s",
     ">val tokens/s",
-    ">tokens/s",
+    ">overall tokens/s",
     ">s per epoch",
-    ">speed-up",
+    ">speed-up %",
 )
 
 
@@ -60,8 +60,14 @@ class SpeedReport:
             f"measured: {config.steps} training and {config.val_steps} validation steps each",
             f"device: {self._baseline.machine['device']}",
             "weights are fresh, so that every generated answer has the full length",
-            f"epoch: {config.epoch:,} training and {config.val_epoch:,} validation lines at the measured speeds",
+            f"epoch: {config.epoch:,} training and {config.val_epoch:,} validation lines"
+            + (", measured whole" if config.is_whole_epoch else " at the measured speeds"),
+            "speed-up %: of an epoch, against the baseline; +100 is twice as fast",
         ]
+
+    def _percent(self, speed: Speed) -> float:
+        """Return by how many per cent more epochs fit into the same time than with the baseline."""
+        return 100 * (self._baseline.epoch_s / speed.epoch_s - 1)
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [
@@ -77,7 +83,7 @@ class SpeedReport:
                 f"{speed.val_tokens_per_s:,.0f}",
                 f"{speed.tokens_per_s:,.0f}",
                 f"{speed.epoch_s:,.0f}",
-                f"{self._baseline.epoch_s / speed.epoch_s:.2f}",
+                f"{self._percent(speed):+.1f}",
             )
             for name, speed in self._speeds.items()
         ]
@@ -94,7 +100,11 @@ class SpeedReport:
             "counting": COUNTING,
             "config": asdict(self._baseline.config),
             "configurations": {
-                name: {**speed.as_dict(), "speed_up": self._baseline.epoch_s / speed.epoch_s}
+                name: {
+                    **speed.as_dict(),
+                    "speed_up": self._baseline.epoch_s / speed.epoch_s,
+                    "speed_up_percent": self._percent(speed),
+                }
                 for name, speed in self._speeds.items()
             },
         }

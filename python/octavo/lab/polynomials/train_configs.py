@@ -12,6 +12,10 @@ from octavo.train import TrainConfig
 # Lines held out by `octavo.lab.polynomials.data.splits` for validation and test, and the seed of that split.
 VALIDATION = TEST = 20_000
 SPLIT_SEED = 0
+# The training of the report: lines to train on and to validate with, passes, and fields of TrainConfig that differ.
+REPORT_TRAIN, REPORT_VALIDATION = 800_000, 200_000
+REPORT_EPOCHS, REPORT_ARCHITECTURE = 22, "lstm"
+REPORT_TRAINING = {"seed": 42, "batch_size": 16, "accumulation": 1, "learning_rate": 1e-3}
 
 
 def model_config(architecture: str, **changes: Any) -> Seq2SeqConfig:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -42,13 +43,20 @@ CONFIG, REPORT, MODEL = "model.json", "report.json", "model"
 
 @dataclass(frozen=True)
 class PolynomialReport:
-    """A finished run: how it ended, and the accuracy of the exported model on test lines that it never saw."""
+    """A finished run: how it ended, and the accuracy of the exported model on test lines that it never saw.
+
+    ``part``: ``test``, or ``validation`` where those lines are what is reported. ``evaluated``: accuracy on the lines
+    of ``file``, which training may have seen; None without a file.
+    """
 
     result: TrainResult
     parameters: int
     accuracy: Accuracy
     folder: Path
     device: str = "cpu"
+    part: str = "test"
+    evaluated: Accuracy | None = None
+    file: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -58,7 +66,8 @@ class PolynomialReport:
             "parameters": self.parameters,
             "seconds": self.result.seconds,
             "device": self.device,
-            "test": self.accuracy.as_dict(),
+            self.part: self.accuracy.as_dict(),
+            **({} if self.evaluated is None else {"evaluated": {"file": self.file, **self.evaluated.as_dict()}}),
             "model": str(self.folder / MODEL),
         }
 
@@ -67,11 +76,13 @@ class PolynomialReport:
         accuracy = self.accuracy
         kinds = [f"  {name}" for name in accuracy.by_kind]
         shares = [f"{exact / total:.2%} of {total:,}" for exact, total in accuracy.by_kind.values()]
-        exact = f"{accuracy.share:.3%} of {accuracy.lines:,} test lines that do not occur in training"
+        exact = f"{accuracy.share:.3%} of {accuracy.lines:,} {self.part} lines that do not occur in training"
+        own = self.evaluated
         return [
             ("trained", f"{self.parameters:,} parameters, {self.result.step:,} steps, on {self.device}"),
             ("exact match", exact if accuracy.lines else "not measured: there are no test lines"),
             *zip(kinds, shares, strict=True),
+            *([] if own is None else [("own lines", f"{own.share:.3%} of {own.lines:,} lines of {self.file}")]),
             ("written", f"{self.folder / MODEL}: try octavo lab expand --model {self.folder / MODEL} '(x+1)*(x-2)'"),
         ]
 
@@ -85,12 +96,15 @@ def train_polynomials(
     tensorboard: bool = False,
     data: Splits[Stream] | Splits[list[str]] | None = None,
     origin: str = "",
+    part: Literal["test", "validation"] = "test",
+    evaluate: tuple[str, Sequence[str]] | None = None,
 ) -> PolynomialReport | None:
     """Train, test and export a model of ``architecture`` in ``folder``, going on with the run that is there, if any.
 
     ``changes``: fields of :class:`TrainConfig` that differ from the recipe. ``export_format``: of the exported weights.
     ``data``: lines of one's own, such as :func:`octavo.lab.polynomials.data.own_lines` reads; None is the generated
-    ones. ``origin``: what the command says of them, for the report.
+    ones. ``origin``: what the command says of them, for the report. ``part``: the lines that the exported model is
+    measured on. ``evaluate``: the name of a file and its lines, which it is measured on besides.
     Returns None in every process but the first. Raises InterruptedRun if a signal ended the training, LockedError if
     another process trains in ``folder``.
     """
@@ -108,7 +122,14 @@ def train_polynomials(
         if result.reason == "interrupted":
             raise result.interruption(told=True)
         made = {"command": command(architecture, changes, export_format) + origin, "seed": config.seed}
-        return _finish(model, task, data, result, folder, export_format, made) if first else None
+        if not first:
+            return None
+        report = _finish(model, task, data, result, folder, export_format, made, part)
+        if evaluate is not None:
+            file, lines = evaluate
+            report = replace(report, evaluated=measure(expander(model, task.tokenizer), lines), file=file)
+        files.write(folder / REPORT, json.dumps(report.as_dict(), indent=2) + "\n")
+        return report
 
 
 def _finish(
@@ -119,11 +140,13 @@ def _finish(
     folder: Path,
     export_format: str,
     made: dict[str, Any],
+    part: str,
 ) -> PolynomialReport:
-    """Test the last weights, export them, and write the report; ``made``: by which command and seed."""
+    """Test the last weights, export them, and return the report; ``made``: by which command and seed."""
     model.load_state_dict(container.load(folder / "last.safetensors"))
     integer = integer_form(model, task.stream, task.tokenizer)
-    accuracy = measure(expander(model, task.tokenizer), data.test)
+    lines = data.validation if part == "validation" else data.test
+    accuracy = measure(expander(model, task.tokenizer), lines)
     if len(accuracy.wrong) <= COMPARED and find_spec("sympy") is not None:
         accuracy = accuracy.symbolic()
     made |= {
@@ -140,12 +163,10 @@ def _finish(
     exported = export()
     if integer is not None:
         engine = Engine.load(exported, precision="integer")
-        made |= {"integer_exact": measure(engine.expand, data.test).exact, "integer_wide": integer.wide}
+        made |= {"integer_exact": measure(engine.expand, lines).exact, "integer_wide": integer.wide}
         export()
     device = str(next(model.parameters()).device)
-    report = PolynomialReport(result, model.parameter_count, accuracy, folder, device)
-    files.write(folder / REPORT, json.dumps(report.as_dict(), indent=2) + "\n")
-    return report
+    return PolynomialReport(result, model.parameter_count, accuracy, folder, device, part)
 
 
 def command(architecture: str, changes: dict[str, Any], export_format: str) -> str:

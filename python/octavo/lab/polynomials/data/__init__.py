@@ -16,7 +16,7 @@ from octavo.lab.polynomials.data.lines import CHARACTERS, KINDS, LONGEST, Stream
 from octavo.lab.polynomials.data.own import own_lines
 from octavo.lab.polynomials.data.pair_files import BadLine, Line, read
 from octavo.lab.polynomials.data.passes import Passes
-from octavo.lab.polynomials.data.splits import Splits, split_lines, splits
+from octavo.lab.polynomials.data.splits import Splits, million_lines, split_lines, splits
 
 __all__ = [
     "CHARACTERS",
@@ -30,6 +30,7 @@ __all__ = [
     "expand",
     "generate",
     "kind",
+    "million_lines",
     "own_lines",
     "read",
     "split_lines",

@@ -95,6 +95,14 @@ def split_lines(lines: Iterable[str | Line], *, validation: int, test: int, seed
     )
 
 
+def million_lines(seed: int = 42, *, train: int = 800_000, validation: int = 200_000) -> Splits[list[str]]:
+    """Draw ``train + validation`` distinct lines by the law, and divide them; there are no test lines.
+
+    Raises DataError for more lines than can be drawn.
+    """
+    return split_lines(splits(seed, train + validation, 0).validation, validation=validation, test=0, seed=seed)
+
+
 def _lowest(lines: list[str], count: int, seed: int) -> set[str]:
     """The ``count`` lines with the lowest hashes under a key made of the seed."""
     key = b"split %d" % seed
