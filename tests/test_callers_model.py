@@ -210,6 +210,7 @@ CASES = {
     "graph.extract": [(toy, lambda model: graph.extract(model, "norm", (ids(),)))],
     "graph.fold_batchnorm": [(lambda: toy().eval(), lambda model: graph.fold_batchnorm(model, (ids(),)))],
     "graph.fuse_qkv": [(zoo, lambda model: graph.fuse_qkv(model, zoo_batch(model, 0)))],
+    "graph.fx_nodes": [(toy, lambda model: graph.fx_nodes(graph.capture(model, (ids(),)), model, data()))],
     "graph.module_inputs": [(toy, lambda model: graph.module_inputs(model, "norm", (ids(),)))],
     "graph.remove_dropout": [(toy, lambda model: graph.remove_dropout(model, (ids(),)))],
     "graph.sparsity": [(toy, graph.sparsity), (quantized, lambda model: graph.sparsity(octavo.pack_model(model)))],

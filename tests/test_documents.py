@@ -142,7 +142,8 @@ def test_slow_blocks_run_as_printed(document, tmp_path, monkeypatch):
 def test_every_block_is_of_a_kind_that_is_checked():
     for document in DOCUMENTS:
         for block in blocks(document):
-            assert block.kind in {"python", "text", "console", "sh", "rust", "toml"}, f"{name(document)}: {block.kind}"
+            kinds = {"python", "text", "console", "sh", "rust", "toml", "cpp"}
+            assert block.kind in kinds, f"{name(document)}: {block.kind}"
             if block.kind == "console" and not block.body.startswith("$ "):
                 assert block.body.strip() in INSTALLS, f"{name(document)}: {block.body}"
         text = document.read_text(encoding="utf-8")
@@ -166,6 +167,17 @@ def test_rust_stands_in_an_example_and_dependencies_are_those_of_the_workspace()
                     manifest = tomllib.loads((folder / "Cargo.toml").read_text(encoding="utf-8"))
                     assert manifest["package"]["name"] == crate, f"{name(document)}: {crate}"
                     assert set(wanted["features"]) <= set(manifest["features"]), f"{name(document)}: {crate}"
+
+
+def test_quoted_lines_of_kernels_stand_in_the_kernels():
+    """``tests/lab/test_questions.py`` looks each up in the file that its page names."""
+    lines = {line.strip() for path in (ROOT / "rust").rglob("*.cu") for line in path.read_text("utf-8").splitlines()}
+    for document in DOCUMENTS:
+        for block in blocks(document):
+            if block.kind == "cpp":
+                assert {line.strip() for line in block.body.strip().splitlines()} <= lines, (
+                    f"{name(document)}: {block.body}"
+                )
 
 
 def test_the_manual_has_its_blocks():
