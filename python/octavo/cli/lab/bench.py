@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from octavo.cli._app import JsonOption
+from octavo.cli.lab._sliding import StrideOption, ValidationOption, sliding_of
 from octavo.cli.lab._until import EveryOption, InARowOption, UntilOption, until_of
 from octavo.cli.lab.study_attention import attention
 from octavo.cli.lab.study_nas import StorageOption
@@ -127,6 +128,8 @@ def gpt(
     until: UntilOption = None,
     validate_every: EveryOption = None,
     in_a_row: InARowOption = None,
+    validation_kind: ValidationOption = "plain",
+    stride: StrideOption = None,
     grid: Annotated[
         str | None,
         typer.Option(metavar="LIST", help="Presets whose every combination is an arm, in place of --arms; searched."),
@@ -156,7 +159,8 @@ def gpt(
     quiet for that. "0.5time" asks whether an arm reaches the baseline's loss in half of its time.
 
     --until LOSS asks for time to a loss: every run ends at its first exact validation of at most LOSS, and the report
-    has tokens and seconds in place of losses. Each arm has the schedule of its whole budget.
+    has tokens and seconds in place of losses. Each arm has the schedule of its whole budget. --validation paged adds
+    the loss of a sliding window to every run, as in `octavo lab train gpt`.
 
     NAME@FIELD=VALUE,... changes any field, as --set of `octavo lab train gpt` does: contexts, for one, or ahead of
     multi-token prediction. NAME+NAME is an arm with the differences of both presets.
@@ -188,6 +192,7 @@ def gpt(
         return language_bench.BenchPlan(
             scale=scale, arms=names, seeds=seeds, budgets=tuple(budgets.split(",")), tokens=tokens,
             validation_tokens=validation_tokens, device=device, compile=compile, until=ends,
+            sliding=sliding_of(validation_kind, stride),
         )  # fmt: skip
 
     tell = console(stderr=True).print

@@ -13,6 +13,7 @@ from octavo.cli._app import JsonOption
 from octavo.cli._own_lines import OwnLines, evaluated_lines
 from octavo.cli._stage_bar import stage_bar
 from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption, TestOption
+from octavo.cli.lab._sliding import StrideOption, ValidationOption, sliding_of
 from octavo.cli.lab._study import DeviceOption
 from octavo.cli.lab._until import EveryOption, InARowOption, UntilOption, show_time_to_loss, until_of
 from octavo.errors import SettingError
@@ -294,6 +295,8 @@ def gpt(
     until: UntilOption = None,
     validate_every: EveryOption = None,
     in_a_row: InARowOption = None,
+    validation_kind: ValidationOption = "plain",
+    stride: StrideOption = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda.")] = "auto",
     compile: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
     ddp: Annotated[
@@ -319,6 +322,10 @@ def gpt(
     --until ends the run at the first exact validation of at most LOSS, and shows all of them as the benchmark does:
     update, tokens, time, loss. The schedule is that of the whole run. A run that ends above LOSS says how many tokens
     it lacks at least, where its curve tells.
+
+    --validation paged adds the loss of a model that reads on: keys and values are kept across strides, at most a
+    context of them, so a stride computes its own positions alone. Kept states carry what has left the window: the loss
+    has a name of its own, stands beside the exact one with the difference, and is no claim.
 
     \b
     Examples:
@@ -356,7 +363,7 @@ def gpt(
         preset=preset, fields=tuple(fields or ()), scale=scale, tokens=tokens, vocabulary=vocabulary,
         learning_rate=rate, precision=precision,
         validation_tokens=validation_tokens, compile=compile, seed=seed, device=device,
-        until=until_of(until, validate_every, in_a_row),
+        until=until_of(until, validate_every, in_a_row), sliding=sliding_of(validation_kind, stride),
     )  # fmt: skip
     with stage_bar() as tell:
         ready = chosen.prepare(data, folder, tell)

@@ -10,6 +10,7 @@ import torch
 from octavo.errors import SettingError
 from octavo.lab.language.config_fields import SIZES, resized, with_field
 from octavo.lab.language.gpt import GPT
+from octavo.lab.language.gpt.sliding_window import check_sliding
 from octavo.lab.language.joined_presets import joined
 from octavo.lab.language.language_config import LanguageConfig
 from octavo.lab.language.language_presets import BASE, preset
@@ -71,16 +72,20 @@ def _change(part: str) -> tuple[str, str]:
     return field, value
 
 
-def check_run(config: LanguageConfig) -> None:
+def check_run(config: LanguageConfig, *, sliding: int | None = None) -> None:
     """Build the parts of a run without memory for its weights, so that what does not fit is refused before work.
 
-    Raises SettingError, ConfigError or ModelError.
+    ``sliding``: the stride of a validation with a sliding window. Raises SettingError, ConfigError or ModelError.
     """
     loop = config.train_config()
     check_objective(config)
     with torch.device("meta"):
         model = GPT(config.model)
     config.optimizer.groups(model, loop.steps)
+    if sliding is not None:
+        if not 1 <= sliding <= config.context:
+            raise SettingError(f"stride is {sliding}; accepted are 1 to the context, {config.context}")
+        check_sliding(model)
 
 
 def arms(text: str) -> list[str]:

@@ -72,6 +72,14 @@ class BenchReport:
         found = [line["reported"] for line in self._of(arm, budget) if "reported" in line]
         return {"nats": _mean([one["nats"] for one in found]), "told": found[0]["told"]} if found else None
 
+    def sliding(self, arm: str, budget: str) -> str:
+        """Return the mean loss of a sliding window and its difference from the exact one, as a text; "" for none."""
+        records = [line["sliding_window"] for line in self._of(arm, budget) if "sliding_window" in line]
+        if not records:
+            return ""
+        nats, apart = _mean([one["nats"] for one in records]), _mean([one["difference"] for one in records])
+        return f" (sliding window {nats:.4f}, {apart:+.4f})"
+
     def failures(self, arm: str, budget: str) -> list[str]:
         """Why runs of an arm failed."""
         return [line["failed"] for line in self._of(arm, budget) if "failed" in line]
@@ -156,6 +164,7 @@ class BenchReport:
             "passes by chance once in a hundred where seeds are few; verdict 'seeds': fewer than 3 of a side; 'no "
             "spread': seeds change no loss, so that there is no noise to hold a difference against",
             *self._contexts(),
+            *self._sliding_note(),
             f"machine: {', '.join(told)}, torch {first['torch']}; training seconds without validation",
             "early leads decay: a short budget flatters optimizers and small batches",
         ]
@@ -170,6 +179,14 @@ class BenchReport:
             return []
         listed = "; ".join(f"{context:,}: {', '.join(dict.fromkeys(names))}" for context, names in sorted(arms.items()))
         return [f"contexts, each of which predicts every token of the same stream once: {listed}"]
+
+    def _sliding_note(self) -> list[str]:
+        if not any("sliding_window" in line for line in self._lines):
+            return []
+        return [
+            "sliding window: keys and values are kept from stride to stride and carry what has left the window; its "
+            "loss is none of windows computed anew, is compared with none, and stands beside with the difference"
+        ]
 
     def save(self, folder: Path) -> list[Path]:
         """Write ``report.json`` and ``report.md``."""
@@ -209,7 +226,9 @@ class BenchReport:
             arm,
             f"{found['parameters']:,}",
             str(len(losses)),
-            f"{_mean(losses):.4f}" + ("" if reported is None else f" (reported {reported['nats']:.4f})"),
+            f"{_mean(losses):.4f}"
+            + self.sliding(arm, budget)
+            + ("" if reported is None else f" (reported {reported['nats']:.4f})"),
             "" if len(losses) < 2 else f"{_sd(losses):.4f}",
             "" if base is None else f"{base.difference:+.4f}",
             "" if base is None or base.needed is None else f"{base.needed:.4f}",

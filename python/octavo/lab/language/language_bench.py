@@ -45,6 +45,7 @@ class BenchPlan:
     """What a bench runs: ``arms`` on every one of ``budgets`` and ``seeds``. ``tokens``: of a whole budget.
 
     ``compile``: the losses of all arms go through torch.compile. ``until``: the loss that ends every run.
+    ``sliding``: the stride of a validation with a sliding window at the end of every run, None for none.
     """
 
     scale: str
@@ -56,6 +57,7 @@ class BenchPlan:
     device: str = "auto"
     compile: bool = False
     until: Until | None = None
+    sliding: int | None = None
 
     def sizes(self) -> Scale:
         """Return the scale, with the plan's tokens. Raises SettingError for an unknown one."""
@@ -75,7 +77,7 @@ class BenchPlan:
         for budget in self.budgets:
             Budget.parse(budget)
         for name in self.arms:
-            check_run(self.config(name, replace(self.sizes(), end_of_text=0)))
+            check_run(self.config(name, replace(self.sizes(), end_of_text=0)), sliding=self.sliding)
 
     def config(self, name: str, scale: Scale) -> LanguageConfig:
         """Return the run of an arm. Raises SettingError, ConfigError or ModelError."""
@@ -122,7 +124,7 @@ def run_bench(plan: BenchPlan, data: Path, folder: Path, *, tell: Tell = lambda 
                     )
                 continue
             tell(f"{name}, {text}, seed {seed}: {config.tokens:,} tokens")
-            line = _run(folder, config, tokens, key, plan.device) | told
+            line = _run(folder, config, tokens, key, plan) | told
             with files.appended(folder / RESULTS, "w") as file:
                 file.write(json.dumps(line, allow_nan=False) + "\n")
             lines.append(line)
@@ -228,7 +230,7 @@ def _with_budget(
 
 
 def _run(
-    folder: Path, config: LanguageConfig, tokens: TokenData, key: tuple[str, str, int], device: str
+    folder: Path, config: LanguageConfig, tokens: TokenData, key: tuple[str, str, int], plan: BenchPlan
 ) -> dict[str, Any]:
     """Train one arm and return its line; a run whose loss is no number has one, too."""
     name, budget, seed = key
@@ -240,12 +242,14 @@ def _run(
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     try:
-        report = train_language(config, tokens, place, seed=seed, device=device, progress=sys.stderr.isatty())
+        report = train_language(
+            config, tokens, place, seed=seed, device=plan.device, progress=sys.stderr.isatty(), sliding=plan.sliding
+        )
     except NonFiniteError as error:
         line |= {"failed": str(error)}
     else:
         assert report is not None  # one process
-        line |= _measured(report, config, place, device)
+        line |= _measured(report, config, place, plan.device)
         line["stream_sha256"] = _stream_digest(tokens, config)
     shutil.rmtree(place, ignore_errors=True)
     return line

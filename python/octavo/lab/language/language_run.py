@@ -17,6 +17,7 @@ from torch import nn
 import octavo
 from octavo.errors import CheckpointError, ConfigError, OctavoError
 from octavo.lab.language.gpt import GPT, GPTConfig
+from octavo.lab.language.gpt.sliding_window import SlidingLoss
 from octavo.lab.language.language_config import LanguageConfig, differing
 from octavo.lab.language.language_task import (
     NATS,
@@ -45,6 +46,7 @@ class LanguageReport:
     """A finished run: how it ended, and the exact loss of its last weights, or a bound on it.
 
     ``reported``: nats a token that a run with this objective reports if it validates with its training targets.
+    ``sliding``: the loss of a sliding window, which is none of windows computed anew; None where it was not asked for.
     ``time_to_loss``: where the run reached the loss that it was to end at; None for a run without one.
     """
 
@@ -54,6 +56,7 @@ class LanguageReport:
     folder: Path
     reported: float | None = None
     time_to_loss: TimeToLoss | None = None
+    sliding: SlidingLoss | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -82,6 +85,7 @@ class LanguageReport:
             ("trained", trained),
             ("clocks", f"{clocks}{seconds['compile_s']:.1f} s compiling, {seconds['evaluate_s']:.1f} s validating"),
             ("validation", _validated(loss)),
+            *([] if self.sliding is None else [("sliding window", _slid(self.sliding, loss))]),
             *([] if self.reported is None else [("as reported", f"{self.reported:.4f} nats a token, {REPORTED}")]),
             ("written", str(self.folder / MODEL)),
         ]
@@ -100,6 +104,8 @@ def validation_facts(report: LanguageReport) -> dict[str, Any]:
     found = report.validation
     if isinstance(found, ValLoss):
         facts: dict[str, Any] = {"validation": validation_record(found)}
+        if report.sliding is not None:
+            facts["sliding_window"] = asdict(report.sliding) | {"difference": report.sliding.nats - found.nats}
         return facts if report.reported is None else facts | {"reported": {"nats": report.reported, "told": REPORTED}}
     names = ("nats", "error", "tokens", "context", "draws", "guard", "source_hash")
     return {"bound": {name: getattr(found, name) for name in names}}
@@ -113,6 +119,15 @@ def _validated(loss: ValLoss | Bound) -> str:
     return f"{loss.nats:.4f} nats a token{bits}, {where}"
 
 
+def _slid(sliding: SlidingLoss, loss: ValLoss | Bound) -> str:
+    apart = sliding.nats - loss.nats
+    side = "below" if apart < 0 else "above"
+    return (
+        f"{sliding.nats:.4f} nats a token at stride {sliding.stride}, {abs(apart):.4f} {side} the loss above: of keys "
+        "and values that are kept, which carry what has left the window; it is no claim"
+    )
+
+
 def train_language(
     config: LanguageConfig,
     data: TokenData,
@@ -122,11 +137,13 @@ def train_language(
     device: str = "auto",
     progress: bool = True,
     callbacks: tuple[Callable[[nn.Module, int], None], ...] = (),
+    sliding: int | None = None,
     **changes: Any,
 ) -> LanguageReport | None:
     """Train a model in ``folder``, going on with the run that is there, measure it, and write its model folder.
 
-    ``seed``: of first weights, order of documents and sampled losses. ``changes``: fields of
+    ``seed``: of first weights, order of documents and sampled losses. ``sliding``: the stride of a validation at the
+    end that is read on with a sliding window, beside the exact one; None for none. ``changes``: fields of
     :class:`octavo.train.TrainConfig` that differ. ``folder`` gets ``run.json``, whose record holds the configuration
     and hashes of source and data, ``metrics.jsonl``, checkpoints, ``report.json`` and ``model/``.
     Returns None in every process but the first. Raises InterruptedRun if a signal ended the training, CheckpointError
@@ -152,7 +169,7 @@ def train_language(
         result = train(model, task, loop, folder, progress=progress, optimizer=make, callbacks=[*given, *callbacks])
         if result.reason == "interrupted":
             raise result.interruption(told=True)
-        return _finish(model, task, config, data, result, folder) if is_first else None
+        return _finish(model, task, config, data, result, folder, sliding) if is_first else None
 
 
 def build(config: LanguageConfig, data: TokenData, seed: int) -> GPT:
@@ -195,7 +212,13 @@ def _completed(record: Any) -> Any:
 
 
 def _finish(
-    model: GPT, task: LanguageTask, config: LanguageConfig, data: TokenData, result: TrainResult, folder: Path
+    model: GPT,
+    task: LanguageTask,
+    config: LanguageConfig,
+    data: TokenData,
+    result: TrainResult,
+    folder: Path,
+    sliding: int | None,
 ) -> LanguageReport:
     model.load_state_dict(container.load(folder / "last.safetensors"))
     model.eval()
@@ -204,7 +227,8 @@ def _finish(
     timed = None
     if config.until is not None:
         timed = time_to_loss(config, config.stages(), read_metrics(folder), NATS, last.nats)
-    report = LanguageReport(result, last, parameters, folder, task.reported(model), timed)
+    slid = None if sliding is None else task.sliding(model, sliding)
+    report = LanguageReport(result, last, parameters, folder, task.reported(model), timed, slid)
     if data.tokenizer is None:
         save_model(model, folder / MODEL)
     else:

@@ -14,6 +14,7 @@ from octavo.lab.language.gpt.adapted_model import AdaptedModel
 from octavo.lab.language.gpt.chunk_store import ChunkStore
 from octavo.lab.language.gpt.copied_text import without_copies
 from octavo.lab.language.gpt.nearest_neighbours import NearestNeighbours
+from octavo.lab.language.gpt.sliding_window import SlidingLoss, sliding_nll
 from octavo.lab.language.gpt.word_placement import PlacementCosts
 from octavo.lab.language.language_config import LanguageConfig, TestTime
 from octavo.lab.language.token_data import TokenData
@@ -107,6 +108,11 @@ class LanguageTask:
             batch_size=max(1, 4096 // self._context),
             guard_calls=None if last else _GUARD,
         )
+
+    def sliding(self, model: Any, stride: int) -> SlidingLoss:
+        """Return the loss of the validation read on by strides, as a model with a sliding window has it."""
+        self._fill_memory(model)
+        return sliding_nll(model, self._validation, context=self._context, stride=stride)
 
     def reported(self, model: Any) -> float | None:
         """Return what an objective makes of validation with its training targets, nats a token; None for the others."""

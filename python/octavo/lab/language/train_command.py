@@ -20,7 +20,7 @@ class Choices:
     """Options of the command; None is what preset and scale say.
 
     ``preset``: as an arm of the bench, ``NAME``, ``NAME+NAME`` or ``NAME@FIELD=VALUE,...``. ``fields``: more texts
-    ``FIELD=VALUE``.
+    ``FIELD=VALUE``. ``sliding``: the stride of a validation with a sliding window.
     """
 
     preset: str = "nocap_baseline"
@@ -33,6 +33,7 @@ class Choices:
     validation_tokens: int | None = None
     compile: bool = False
     until: Until | None = None
+    sliding: int | None = None
     seed: int = 0
     device: str = "auto"
 
@@ -51,7 +52,7 @@ class Choices:
             held_out = self.validation_tokens or scale.validation_tokens
             tokens = prepare(data, folder / "data", vocabulary=size, validation_tokens=held_out, tell=tell)
         fitted = replace(scale, vocabulary=tokens.vocabulary, end_of_text=tokens.end)
-        return Ready(self._config(fitted), tokens, self.seed, self.device)
+        return Ready(self._config(fitted), tokens, self.seed, self.device, self.sliding)
 
     def _scale(self, usual: str) -> Scale:
         name = self.scale or usual
@@ -68,7 +69,7 @@ class Choices:
                 raise SettingError(f"--lr is {self.learning_rate}; {self.preset} trains with Muon, which has its own")
             config = replace(config, optimizer=replace(config.optimizer, learning_rate=self.learning_rate))
         config = replace(config, compile=self.compile, until=self.until)
-        check_run(config)
+        check_run(config, sliding=self.sliding)
         config.train_config(seed=self.seed, device=self.device)
         return config
 
@@ -88,8 +89,9 @@ class Ready:
     data: TokenData
     seed: int
     device: str
+    sliding: int | None
 
 
 def train_gpt(ready: Ready, folder: Path) -> LanguageReport | None:
     """Train as :func:`octavo.lab.language.language_run.train_language` does."""
-    return train_language(ready.config, ready.data, folder, seed=ready.seed, device=ready.device)
+    return train_language(ready.config, ready.data, folder, seed=ready.seed, device=ready.device, sliding=ready.sliding)

@@ -79,6 +79,7 @@ class AttentionMixer(nn.Module):
     keeps_documents = True
     takes_values = True
     reads_positions = True
+    reads_on = True
 
     def __init__(self, config: Attention, width: int) -> None:
         """Make the projections. Raises SettingError if the heads do not divide the width into even parts."""
@@ -135,6 +136,33 @@ class AttentionMixer(nn.Module):
         mask = self._mask(here, places, context, state["documents"].rows)
         mixed = self._attend(query, key, value, mask)
         return self._joined(mixed, x_B1D)[:, 0], state
+
+    def read_on(self, x_BSD: Tensor, rows: Any, context: MixingContext, most: int, back: int) -> tuple[Tensor, Any]:
+        """Return the output of the next positions, ``[B, S, D]``, and the rows of the last ``most`` positions.
+
+        ``rows``: of the positions before, None at the start. ``back``: by so much less positions count from here on, so
+        that angles do not grow with the text.
+        """
+        query, key, value = self._projected(x_BSD, context)
+        query, key = (self._turned(part, context.positions_T) for part in (query, key))
+        numbers = context.documents_BT
+        if rows is not None:
+            before = self._turned(rows["key"], context.positions_T.new_tensor([-back])) if back else rows["key"]
+            key, value = torch.cat([before, key], 2), torch.cat([rows["value"], value], 2)
+            numbers = None if numbers is None else torch.cat([rows["documents"], numbers], 1)
+        mask = context.seen_TS
+        if mask is None or not self.masks_alike:
+            order_K = torch.arange(key.shape[2], device=x_BSD.device)
+            mask = self._mask(order_K[-x_BSD.shape[1] :], order_K, context, numbers)
+        mixed_BHSd = self._attend(query, key, value, mask)
+        begin = max(0, key.shape[2] - most)
+        after = {"key": key[:, :, begin:], "value": value[:, :, begin:]}
+        return self._joined(mixed_BHSd, x_BSD), {**after, "documents": None if numbers is None else numbers[:, begin:]}
+
+    @property
+    def masks_alike(self) -> bool:
+        """Whether all it hides is what the context hides, so that a mask of the context serves every such mixer."""
+        return not self.config.window
 
     def _product(self, query: Tensor, key: Tensor, value: Tensor, context: MixingContext) -> Tensor:
         """Return attention over the earlier positions of a whole sequence, ``[B, H, T, d]``."""

@@ -61,6 +61,11 @@ class BiasedAttentionMixer(AttentionMixer):
             heads = torch.arange(1, config.heads + 1, dtype=torch.float32)
             self.register_buffer("slope_H", 2 ** (-8 * heads / config.heads), persistent=False)
 
+    @property
+    def masks_alike(self) -> bool:
+        """Biases are added to the mask."""
+        return False
+
     def biases(self, back_TS: Tensor) -> Tensor:
         """Return what is added to scores of keys that many positions back, ``[H, T, S]`` float32."""
         if self.config.distance == "alibi":

@@ -29,6 +29,7 @@ class GatedConvolutionMixer(nn.Module):
     """:class:`GatedConvolution` as a mixer."""
 
     keeps_documents = True
+    reads_on = True
     takes_values = False
 
     def __init__(self, config: GatedConvolution, width: int) -> None:
@@ -50,6 +51,16 @@ class GatedConvolutionMixer(nn.Module):
                 earlier_BTD = earlier_BTD * (told[:, lag:] == told[:, :-lag])[..., None]
             mixed_BTD = mixed_BTD + functional.pad(earlier_BTD, (0, 0, lag, 0)) * self.kernel[:, lag]
         return self.out(mixed_BTD * functional.silu(self.gate(x_BTD)))
+
+    def read_on(self, x_BSD: Tensor, rows: Any, context: MixingContext, most: int, back: int) -> tuple[Tensor, Any]:
+        """Return the output of the next positions, ``[B, S, D]``, and the vectors that the ones after them may see."""
+        numbers, before = context.documents_BT, 0
+        if rows is not None:
+            before, x_BSD = rows["x"].shape[1], torch.cat([rows["x"], x_BSD], 1)
+            numbers = None if numbers is None else torch.cat([rows["documents"], numbers], 1)
+        mixed_BSD = self.forward(x_BSD, MixingContext(context.positions_T, numbers))[:, before:]
+        begin = max(0, x_BSD.shape[1] - self.config.reach + 1)
+        return mixed_BSD, {"x": x_BSD[:, begin:], "documents": None if numbers is None else numbers[:, begin:]}
 
     def first_state(self, batch: int, device: torch.device) -> Any:
         """Return an empty history of values and their documents."""

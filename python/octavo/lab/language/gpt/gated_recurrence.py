@@ -35,6 +35,7 @@ class GatedRecurrenceMixer(nn.Module):
     """:class:`GatedRecurrence` as a mixer. Its state has as many numbers as the width, at any length."""
 
     keeps_documents = True
+    reads_on = True
     takes_values = False
     rate_base: Tensor
 
@@ -57,6 +58,20 @@ class GatedRecurrenceMixer(nn.Module):
             begins_BT = functional.pad(told[:, 1:] != told[:, :-1], (1, 0))
             keep_BTD = keep_BTD.masked_fill(begins_BT[..., None], 0.0)
         return self._joined(scan(keep_BTD, fresh_BTD), x_BTD)
+
+    def read_on(self, x_BSD: Tensor, rows: Any, context: MixingContext, most: int, back: int) -> tuple[Tensor, Any]:
+        """Return the output of the next positions, ``[B, S, D]``, and the state after them, which forgets nothing."""
+        keep_BSD, fresh_BSD = self._terms(x_BSD)
+        numbers = context.documents_BT
+        before = None if rows is None or numbers is None else rows["document"]
+        if numbers is not None:
+            begins_BS = numbers != torch.cat([numbers[:, :1] if before is None else before, numbers[:, :-1]], 1)
+            keep_BSD = keep_BSD.masked_fill(begins_BS[..., None], 0.0)
+        if rows is not None:
+            fresh_BSD = torch.cat([fresh_BSD[:, :1] + keep_BSD[:, :1] * rows["state"], fresh_BSD[:, 1:]], 1)
+        states_BSD = scan(keep_BSD, fresh_BSD)
+        after = {"state": states_BSD[:, -1:], "document": None if numbers is None else numbers[:, -1:]}
+        return self._joined(states_BSD, x_BSD), after
 
     def first_state(self, batch: int, device: torch.device) -> Any:
         """Return a state of zeros, of no document."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -61,6 +61,7 @@ class LatentMixer(nn.Module):
 
     keeps_documents = True
     reads_positions = True
+    reads_on = True
     takes_values = False
 
     def __init__(self, config: LatentAttention, width: int) -> None:
@@ -158,6 +159,33 @@ class LatentMixer(nn.Module):
         )  # fmt: skip
         mixed_BH1d = self.absorbed(query_BH1d, turned_BH1p, cached_BSc, seen)
         return self.out(mixed_BH1d.transpose(1, 2).flatten(2))[:, 0], state
+
+    def read_on(self, x_BSD: Tensor, rows: Any, context: MixingContext, most: int, back: int) -> tuple[Tensor, Any]:
+        """Return the output of the next positions, ``[B, S, D]``, and the rows of the last ``most`` positions.
+
+        As attention of all heads does; kept are latents and turned keys beside each other.
+        """
+        query_BHSd, turned_BHSp = self._queries(x_BSD, context)
+        cached, numbers = self._cached(x_BSD, context), context.documents_BT
+        if rows is not None:
+            before = rows["cached"]
+            if back and self.rotary_key is not None:
+                latent, key = before.split([self.config.rank, self.config.rotary_size], -1)
+                moved = MixingContext(context.positions_T.new_tensor([-back]))
+                before = torch.cat([latent, self._turned(key[:, None], moved)[:, 0]], -1)
+            cached = torch.cat([before, cached], 1)
+            numbers = None if numbers is None else torch.cat([rows["documents"], numbers], 1)
+        seen = context.seen_TS
+        if seen is None or self.config.window:
+            order_K = torch.arange(cached.shape[1], device=x_BSD.device)
+            seen = visible(
+                order_K[-x_BSD.shape[1] :], order_K, window=smaller(self.config.window or None, context.window),
+                query_documents_BT=context.documents_BT, key_documents_BS=numbers,
+            )  # fmt: skip
+        mixed_BHSd = self.naive(query_BHSd, turned_BHSp, cached, replace(context, seen_TS=seen))
+        begin = max(0, cached.shape[1] - most)
+        after = {"cached": cached[:, begin:], "documents": None if numbers is None else numbers[:, begin:]}
+        return self.out(mixed_BHSd.transpose(1, 2).flatten(2)), after
 
     def _queries(self, x_BTD: Tensor, context: MixingContext) -> tuple[Tensor, Tensor]:
         """Return the parts of queries without and with positions, ``[B, H, T, .]``."""

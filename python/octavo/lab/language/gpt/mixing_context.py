@@ -16,7 +16,8 @@ class MixingContext:
     ``positions_T``: of each in its sequence, int64. ``documents_BT``: a number that grows where a document begins;
     None where documents are not kept apart. ``window``: positions that may be seen, the own one included, None for
     all. ``values_BTD``: vectors that the layer's value embedding adds to the values, None for none. ``seen_TS``: which
-    position may see which, bool, in place of causal order, window and documents; only an objective gives one.
+    position may see which, bool or added to scores, in place of causal order, window and documents; an objective gives
+    one, or a text that is read on.
     ``in_a_row``: no position is left out between two of them.
     ``ids_BT``: the tokens of the positions, and ``embed``: from ids to vectors, for mixers that read other texts, too.
     """
@@ -46,7 +47,8 @@ class Mixer(Protocol):
 
     ``keeps_documents``: sees nothing of other documents where the context names them. ``takes_values``: adds values of
     tokens to its own. ``reads_positions``, where there is one: mixes a part of the positions as the context names them,
-    not as they follow each other. ``step`` and ``first_state`` decode one position at a time; the state is the mixer's
+    not as they follow each other. ``reads_on``, where there is one: ``read_on`` continues after the positions before,
+    of which it keeps a window. ``step`` and ``first_state`` decode one position at a time; the state is the mixer's
     own.
     """
 

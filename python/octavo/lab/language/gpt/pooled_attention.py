@@ -60,6 +60,7 @@ class PooledAttentionMixer(AttentionMixer):
 
     keeps_documents = False
     reads_positions = False
+    reads_on = False
     config: PooledAttention
 
     def __init__(self, config: PooledAttention, width: int) -> None:
