@@ -72,8 +72,17 @@ def test_packed_weights_are_codes_and_scales_and_the_rest_stayed_float():
     assert held_bytes(model)["float"] == dense - 4 * 3 * 64, "shared memory counts once"
 
 
+class Arrives(nn.Sequential):
+    """A model whose tensors are allocated when it is moved, as on a GPU."""
+
+    def to(self, device):
+        for parameter in self.parameters():
+            parameter.data = parameter.data.clone()
+        return self
+
+
 def test_the_parts_of_tensors_that_are_followed_add_up():
-    model, batch = network(), {"input": torch.randn(16, 64)}
+    model, batch = Arrives(*network()).eval(), {"input": torch.randn(16, 64)}
     with FollowedCpu() as meter:
         _, costs = parts(model, [batch], meter, CPU)
     assert sum(costs[part] for part in PARTS) == costs["peak"] > 0

@@ -136,7 +136,6 @@ def measured(subject: Subject, name: str, study: DeviceMemory, meter: Meter) -> 
     return parts(model, inputs, meter, subject.device)
 
 
-@torch.inference_mode()
 def parts(model: nn.Module, inputs: Sequence[Any], meter: Meter, device: torch.device) -> tuple[Tensor, dict[str, int]]:
     """Return the scores of a model on ``inputs``, ``[texts, classes]``, and bytes by part, ``peak`` and ``reserved``.
 
@@ -155,7 +154,7 @@ def parts(model: nn.Module, inputs: Sequence[Any], meter: Meter, device: torch.d
         there = map_leaves(lambda leaf: leaf.to(device), batch)
         ready = meter.allocated()
         meter.begin()
-        with _between_layers(model, meter) as between:
+        with torch.inference_mode(), _between_layers(model, meter) as between:
             scores.append(scores_of(call_on(model, there)).cpu())
         peak = meter.peak() - before
         if peak > most["peak"]:
