@@ -285,7 +285,14 @@ def test_a_packed_model_is_counted_measured_and_compared(laboratory):
     parts = sum(held[part, "counted"] for part in memory.COMPONENTS)
     assert parts == held["all weights", "counted"] < held["file", "measured"]
     assert all(0 <= held[what, "measured"] < 100e6 for what in ("loaded", "peak"))
-    assert rows[-1] == {"model": "mxint8", "what": "same answers", "kind": "answers", "texts": 20, "same": 20}
+    assert rows[-1] == {
+        "model": "mxint8",
+        "what": "same answers",
+        "kind": "answers",
+        "texts": 20,
+        "same": 20,
+        "same_top": 20,
+    }
     laboratory.subject.model = lambda: pytest.fail("measured twice")
     assert study._rows(laboratory, "mxint8") == rows
 
@@ -319,6 +326,15 @@ def test_batches_cross_to_another_process_unchanged():
     assert str(probe_batches.batches(probe_batches.flat(given))) == str(given)
     pairs = [(torch.ones(2, 3), torch.zeros(2, 4))] * 11
     assert str(probe_batches.batches(probe_batches.flat(pairs))) == str(pairs)
+
+
+def test_the_highest_scores_are_in_order_and_old_records_are_without_them():
+    scores = torch.tensor([[0.1, 3.0, 2.0, 1.0], [4.0, 1.0, 2.0, 3.0]])
+    assert probe_batches.highest(scores).tolist() == [[1, 2, 3], [0, 3, 2]]
+    assert probe_batches.highest(scores[None, :, :2]).tolist() == [[1, 0], [0, 1]]
+    row = {"model": "mxint8", "what": "same answers", "kind": "answers", "texts": 20, "same": 19}
+    assert report.memory_notes([row])[-1] == "mxint8: 19 of 20 answers as simulated"
+    assert "18 with the same three highest scores" in report.memory_notes([row | {"same_top": 18}])[-1]
 
 
 def test_a_study_of_memory_that_cannot_be_is_refused():

@@ -16,6 +16,7 @@ from octavo.data.batches import call_on, map_leaves
 from octavo.errors import SettingError
 from octavo.lab.studies.measured_points import SAMPLES, Laboratory, made
 from octavo.lab.studies.memory import BATCH, FP32
+from octavo.lab.studies.probe_batches import TOP
 from octavo.lab.studies.stopwatch import machine
 from octavo.lab.studies.subject import Subject
 from octavo.nn.weight_buffers import WeightBuffers
@@ -24,7 +25,6 @@ from octavo.recipe import Recipe
 PARTS = ("weights", "scales", "float", "allocator", "inputs", "activations", "temporaries")
 """Parts of the peak, from the ground up; :func:`parts` says what they are."""
 LINEAR, EVERYTHING = "type:Linear mxint8", "mxint8"
-_TOP = 3
 _OF_CODES = ("weight_codes", "weight_bitmap", "weight_starts")
 _OF_SCALES = ("weight_scales", "weight_zeros", "weight_levels")
 
@@ -215,7 +215,7 @@ def scores_of(output: Any) -> Tensor:
 
 def agreement(scores: Tensor, reference: Tensor) -> dict[str, Any]:
     """Return on how many texts the highest score, and the three highest in order, are those of the reference."""
-    top = min(_TOP, scores.shape[-1])
+    top = min(TOP, scores.shape[-1])
     ranks, wanted = scores.topk(top).indices, reference.topk(top).indices
     return {
         "texts": len(scores),

@@ -17,7 +17,7 @@ import octavo
 from octavo.data.batches import call_on
 from octavo.errors import OctavoError, SettingError
 from octavo.lab.studies.measured_points import SAMPLES, Laboratory, made
-from octavo.lab.studies.probe_batches import ANSWERS, INPUTS, classes, flat
+from octavo.lab.studies.probe_batches import ANSWERS, INPUTS, flat, highest
 from octavo.lab.studies.subject import Subject
 from octavo.recipe import Recipe
 from octavo.storage import children, folders
@@ -55,8 +55,9 @@ class Memory:
     def run(self, laboratory: Laboratory) -> list[dict[str, Any]]:
         """Return the rows of the table: ``model``, ``what``, ``kind`` (counted, measured) and ``bytes``.
 
-        Rows of ``kind`` ``answers`` hold no bytes: ``texts``, and on how many of them (``same``) the model in the other
-        process has the same highest score as the simulated model here.
+        Rows of ``kind`` ``answers`` hold no bytes: ``texts``, and on how many of them the model in the other process
+        has the same highest score (``same``), and the same three highest in order (``same_top``, which records of 0.1
+        do not have), as the simulated model here.
         """
         names, rows = (FP32, *self.recipes), []
         for number, name in enumerate(names):
@@ -113,7 +114,7 @@ def measured(
         answers = cast("torch.Tensor", container.load(folder / ANSWERS)["classes"]).clone()
         size = sum(file.stat().st_size for file in (folder / "model").glob("*.safetensors"))
     with torch.inference_mode():
-        here = torch.cat([classes(call_on(simulated, batch)) for batch in inputs])
+        here = torch.cat([highest(call_on(simulated, batch)) for batch in inputs])
     return [
         _row(name, "file", "measured", size),
         _row(name, "loaded", "measured", told["loaded"] - told["imports"]),
@@ -123,7 +124,8 @@ def measured(
             "what": "same answers",
             "kind": "answers",
             "texts": len(here),
-            "same": int((here == answers).sum()),
+            "same": int((here[:, 0] == answers[:, 0]).sum()),
+            "same_top": int((here == answers).all(-1).sum()),
         },
     ]
 

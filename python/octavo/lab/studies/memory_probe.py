@@ -17,7 +17,7 @@ from octavo.data.batches import call_on
 from octavo.lab.classifiers import Classifier, ClassifierConfig
 from octavo.lab.polynomials.seq2seq import Seq2SeqConfig
 from octavo.lab.polynomials.seq2seq import build as build_seq2seq
-from octavo.lab.studies.probe_batches import ANSWERS, INPUTS, batches, classes, flat
+from octavo.lab.studies.probe_batches import ANSWERS, INPUTS, batches, flat, highest
 from octavo.storage.process_memory import forget_peak, peak, resident
 from octavo.tensors import container
 
@@ -35,7 +35,7 @@ def main(folder: Path, blueprint: dict[str, Any]) -> dict[str, int]:
     gc.collect()
     told["loaded"] = resident()
     with torch.inference_mode():
-        found = torch.cat([classes(call_on(model, batch)) for batch in given])
+        found = torch.cat([highest(call_on(model, batch)) for batch in given])
     told["peak"] = peak()
     container.save({"classes": found}, folder / ANSWERS)
     return told

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+TOP = 3  # highest scores that are compared, in order
 INPUTS, ANSWERS = "inputs.safetensors", "answers.safetensors"
 
 
@@ -26,7 +27,10 @@ def batches(tensors: Mapping[str, Tensor]) -> list[Any]:
     return [tuple(b[key] for key in sorted(b)) if "0" in b else b for b in ordered]
 
 
-def classes(output: Any) -> Tensor:
-    """Return the class, or next token, of highest score, flat."""
+def highest(output: Any) -> Tensor:
+    """Return the classes, or next tokens, of the three highest scores, in order, ``[texts or tokens, 3]``.
+
+    Fewer where there are fewer classes.
+    """
     scores = output if isinstance(output, Tensor) else output.logits
-    return scores.argmax(-1).flatten()
+    return scores.topk(min(TOP, scores.shape[-1])).indices.flatten(0, -2)

@@ -100,8 +100,12 @@ def memory_notes(rows: Rows) -> list[str]:
     return [
         "loaded: what a fresh process grew by, after its imports, with the model; peak: while it answered, too.",
         "A model of few MB fits into memory that Python holds already, and seems to take none.",
-        *(f"{row['model']}: {row['same']:,} of {row['texts']:,} answers as simulated" for row in packed),
+        *(f"{row['model']}: {row['same']:,} of {row['texts']:,} answers as simulated{_top(row)}" for row in packed),
     ]
+
+
+def _top(row: dict[str, Any]) -> str:
+    return f", {row['same_top']:,} with the same three highest scores" if "same_top" in row else ""
 
 
 def lora_table(rows: Rows) -> Table:
