@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Rows = Sequence[dict[str, Any]]
-_LINES = ("-", "--", ":")
+_LINES = ("-", "--", ":", "-.")
 
 
 def best_so_far_figure(
@@ -20,21 +20,33 @@ def best_so_far_figure(
 ) -> Figure:
     """Draw ``best_so_far`` against ``builds``: a panel for each value of ``panels``, a line for each of ``lines``.
 
-    ``titles``: titles of panels.
+    All panels have the same axes. Where there are several, a panel before them has all lines: colours are those of
+    ``lines``, and dashes those of ``panels``. ``titles``: titles of panels.
 
     Searches that differ in ``sampler_seed`` alone are one line, their mean, in a band from the least to the largest.
     """
     kinds = list(dict.fromkeys(row[panels] for row in rows))
     names = list(dict.fromkeys(row[lines] for row in rows))
-    drawing, axes = figure(len(kinds))
-    for panel, kind in zip(axes, kinds, strict=True):
+    labels = {kind: (titles or {}).get(kind, str(kind)) for kind in kinds}
+    is_joined = len(kinds) > 1
+    drawing, axes = figure(len(kinds) + is_joined)
+    if is_joined:
+        for number, kind in enumerate(kinds):
+            for position, name in enumerate(names):
+                chosen = [row for row in rows if (row[panels], row[lines]) == (kind, name)]
+                if chosen:
+                    _band(axes[0], chosen, f"{name}, {labels[kind]}", position, dashes=_LINES[number % len(_LINES)])
+        axes[0].set(xlabel="distinct builds", ylabel=f"best {metric} so far (%)", title="all of them")
+        axes[0].legend(fontsize="x-small")
+    for panel, kind in zip(axes[is_joined:], kinds, strict=True):
+        if panel is not axes[0]:
+            panel.sharex(axes[0])
+            panel.sharey(axes[0])
         for position, name in enumerate(names):
             chosen = [row for row in rows if (row[panels], row[lines]) == (kind, name)]
             if chosen:
                 _band(panel, chosen, name, position)
-        panel.set(
-            xlabel="distinct builds", ylabel=f"best {metric} so far (%)", title=(titles or {}).get(kind, str(kind))
-        )
+        panel.set(xlabel="distinct builds", ylabel=f"best {metric} so far (%)", title=labels[kind])
     axes[-1].legend(fontsize="small")
     drawing.suptitle(title)
     return drawing
@@ -76,7 +88,7 @@ def epoch_figure(rows: Rows, *, metric: str, title: str) -> Figure:
     return drawing
 
 
-def _band(panel: Axes, rows: Rows, name: str, position: int) -> None:
+def _band(panel: Axes, rows: Rows, name: str, position: int, *, dashes: str | None = None) -> None:
     values_at: dict[int, list[float]] = {}
     for row in rows:
         if row["best_so_far"] is not None:
@@ -85,7 +97,7 @@ def _band(panel: Axes, rows: Rows, name: str, position: int) -> None:
     means = [sum(values_at[number]) / len(values_at[number]) for number in across]
     style = line_style(position)
     panel.plot(
-        across, means, label=name, linestyle=_LINES[position // len(COLOURS) % len(_LINES)], linewidth=1.3,
+        across, means, label=name, linestyle=dashes or _LINES[position // len(COLOURS) % len(_LINES)], linewidth=1.3,
         markersize=4, markevery=max(1, len(across) // 8), **style,
     )  # fmt: skip
     if any(len(values) > 1 for values in values_at.values()):

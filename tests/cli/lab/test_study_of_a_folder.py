@@ -12,7 +12,7 @@ STUDIES = {
     "lora": ("--ranks", "2", "--bases", "int8:channel", "--seeds", "1", "--no-peft"),
     "sensitivity": ("--formats", "int4:g32", "--samples", "8", "--no-estimate"),
     "formats": ("--families", "int", "--widths", "8", "--quick"),
-    "mixed": ("--groups", "integer", "--samplers", "random", "--trials", "2", "--points", "2"),
+    "mixed": ("--groups", "LinearLog", "--samplers", "random", "--trials", "2", "--points", "2", "--epochs", "1"),
 }
 SLOW = ("lora", "sensitivity", "formats", "mixed", "combined")
 

@@ -20,51 +20,68 @@ def mixed(
     out: OutOption = None,
     storage: StorageOption = None,
     preset: Annotated[
-        str, typer.Option(metavar="NAME", help="lab-a: exponents of 2-4 bits, biases 3-15; lab-b: 4-6 bits, 13-17.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="lab-a: widths 8-32, exponents of 2-4 bits, biases 3-15; lab-b: widths 4-16, exponents of 4-6 bits, "
+            "biases 13-17.",
+        ),
     ] = "lab-a",
     groups: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="full, integer, block, minifloat, log, binary.  [default: all]"),
+        typer.Option(
+            metavar="NAMES",
+            help="Layer classes, such as LinearInteger, or groups: full, integer, block, minifloat, log, binary.  "
+            "[default: all]",
+        ),
     ] = None,
     baseline: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Fractions of integers by hand: mase-a: max(4, w-2); mase-b: w/2."),
     ] = None,
     samplers: Annotated[str, typer.Option(metavar="NAMES", help="tpe, random, nsga2, grid.")] = "tpe,random",
-    trials: Annotated[int, typer.Option(metavar="N", help="Evaluations of each search.")] = 24,
+    trials: Annotated[
+        int | None, typer.Option(metavar="N", help="Evaluations of each search.  [default: 24; with --quick 6]")
+    ] = None,
+    epochs: Annotated[
+        float | None,
+        typer.Option(
+            help="Train in every trial, so many passes at the full rate, as the labs do: 1.  [default: no training]"
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Of the samplers and of calibration.")] = 0,
     points: Annotated[int, typer.Option(metavar="N", help="Evaluations of the ladder, at most.")] = 8,
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
-    """The labs' mixed-precision search, one best-so-far curve a group of formats, beside the ladder of this package.
+    """The labs' mixed-precision search, one best-so-far curve a layer class, beside the ladder of this package.
 
-    A search gives every Linear layer a scheme of MASE, or float, with widths, fractions, exponents, biases and blocks
-    of inputs, weights and biases apart. The ladder measures every layer in every format once and evaluates a few points
-    of the best assignments; the table tells how many evaluations each needs for the same accuracy in no more bytes.
-    Nothing is trained. Needs Optuna: pip install "octavo[search]".
+    A search gives every Linear layer one class of MASE, and each of its tensors widths, fractions, exponents, biases
+    and blocks of its own: an axis for each, called as in the labs. With --epochs 1 every trial trains first, as theirs
+    do; classes without a gradient (BlockMinifloat, BinaryResidualSign) are evaluated alone. Settings that no format has
+    take the nearest. The ladder measures every layer in every format once and evaluates a few points of the best
+    assignments; the table tells how many evaluations each needs for the same accuracy in no more bytes.
+    Needs Optuna: pip install "octavo[search]".
 
     \b
     Examples:
-      octavo lab study mixed
-      octavo lab study mixed --preset lab-b --groups block,minifloat --trials 30
+      octavo lab study mixed --quick
+      octavo lab study mixed --preset lab-a --epochs 1                       # the labs' search
+      octavo lab study mixed --preset lab-b --groups LinearMinifloatDenorm,LinearInteger --epochs 1 --trials 30
       octavo lab study mixed --groups integer --baseline mase-a
       octavo lab study mixed --model minilm --data data/ --trained minilm
     """
-    from octavo.lab.mase.search_spaces import GROUPS, mixed_space
+    from octavo.lab.mase.search_spaces import CLASSES, classes_of
     from octavo.lab.studies import architecture_tables as tables
-    from octavo.lab.studies.mixed_precision import MixedPrecision, against_ladder, linear_layers
+    from octavo.lab.studies.mixed_precision import MixedPrecision, against_ladder
     from octavo.report.architecture_plots import best_so_far_figure
 
-    names = words(groups or ("integer,block" if quick else ",".join(GROUPS)))
-    for name in names:
-        mixed_space(preset, name, ["layer"], baseline)  # names are checked before a model is opened
-    study = MixedPrecision(tuple(words(samplers)), min(trials, 6) if quick else trials, seed, points=points)
+    classes = classes_of(words(groups) if groups is not None else ("integer", "block") if quick else tuple(CLASSES))
+    evaluations = trials if trials is not None else 6 if quick else 24
+    study = MixedPrecision(classes, preset, baseline, tuple(words(samplers)), evaluations, epochs, seed, points=points)
 
     def work(laboratory: Laboratory) -> list[dict[str, Any]]:
-        layers = linear_layers(laboratory.subject.model())
-        spaces = {name: mixed_space(preset, name, layers, baseline) for name in names}
-        return study.run(laboratory, spaces, storage)
+        return study.run(laboratory, storage)
 
     def draw(rows: Any, *, metric: str, title: str) -> Any:
         shown = [{**row, "search": row["sampler"]} for row in rows]

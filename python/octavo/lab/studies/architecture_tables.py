@@ -75,7 +75,7 @@ def _builds(row: dict[str, Any]) -> str:
 
 def mixed_table(compared: Sequence[dict[str, Any]]) -> Table:
     """Return each search's best point, and how soon the ladder was as good in no more bytes."""
-    made = table("group", "sampler", ">best", ">test", ">MB", ">evaluations", ">ladder", ">times fewer")
+    made = table("layers", "sampler", ">best", ">test", ">MB", ">evaluations", ">ladder", ">times fewer")
     for row in compared:
         ladder = "" if row["ladder_evaluations"] is None else str(row["ladder_evaluations"])
         made.add_row(
@@ -86,7 +86,8 @@ def mixed_table(compared: Sequence[dict[str, Any]]) -> Table:
 
 
 def mixed_notes(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return what the columns mean, and the points of the ladder."""
+    """Return what the columns mean, the points of the ladder, and how many settings took the nearest format."""
+    near = dict.fromkeys(row["group"] for row in rows if row.get("nearest"))
     ladder = [row for row in rows if row["group"] == "ladder"]
     points = ", ".join(f"{row['accuracy']:.2%} in {row['bytes'] / 1e6:.3f} MB" for row in ladder)
     tested = next((row["test"] for row in ladder if row["test"] is not None), None)
@@ -95,4 +96,9 @@ def mixed_notes(rows: Sequence[dict[str, Any]]) -> list[str]:
         "good in no more bytes",
         f"ladder: {points}" + ("" if tested is None else f"; its best has {tested:.2%} of test texts"),
         "MB: all parameters, scales included; the ladder's one pass of sensitivities runs no evaluation",
+        *(
+            f"{name}: {sum(row['nearest'] for row in rows if row['group'] == name):,} settings that were tried have no "
+            "format here; the nearest one, with fewer exponent bits or a smaller width, stood for them"
+            for name in near
+        ),
     ]

@@ -73,6 +73,17 @@ class Training:
             device=subject.device.type,
         )
 
+    def train(self, model: nn.Module, subject: Subject, seed: int, run: Path) -> None:
+        """Train a quantized, or float, copy of a subject's model in place; the log is in the folder ``run``."""
+        config = self.config(subject, seed)
+        still = config.steps - config.steps // 10
+
+        def settle(model: nn.Module, step: int) -> None:
+            if step >= still:
+                freeze_scales(model)
+
+        trained(model, subject.task(seed), config, run, callbacks=[settle])
+
 
 class Measured(Protocol):
     """A point of a study: what decides its numbers, and the model that they are of."""
@@ -120,14 +131,7 @@ class Point:
             return subject.model()
         model = quantized(subject, self.recipe, self.seed, self.samples)
         if self.method == "qat":
-            config = self.training.config(subject, self.seed)
-            still = config.steps - config.steps // 10
-
-            def settle(model: nn.Module, step: int) -> None:
-                if step >= still:
-                    freeze_scales(model)
-
-            trained(model, subject.task(self.seed), config, run, callbacks=[settle])
+            self.training.train(model, subject, self.seed, run)
         return model.eval()
 
     def __str__(self) -> str:
@@ -208,7 +212,7 @@ class Laboratory:
 
     def build(self, point: Measured, settings: dict[str, Any]) -> nn.Module:
         """Return the model of a point, ready to be measured."""
-        return point.build(self.subject, self._run(settings))
+        return point.build(self.subject, self.run_of(settings))
 
     def compare(self, model: nn.Module, part: str) -> dict[str, Any]:
         """Return how many texts of a part are right, and how many are lost and gained against float32."""
@@ -239,14 +243,18 @@ class Laboratory:
             made=made(self.subject.device),
         )
 
-    def _run(self, settings: dict[str, Any]) -> Path:
+    def run_of(self, settings: dict[str, Any]) -> Path:
+        """Return the folder in which the training of a point leaves its log."""
         return self.folder / "runs" / identity(settings)[:16]
 
     def _tidy(self, settings: dict[str, Any]) -> None:
-        """Drop the weights of a finished training run; its log stays."""
-        run = self._run(settings)
-        for path in [*run.glob("*.safetensors"), *run.glob("checkpoint*")]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        drop_weights(self.run_of(settings))
+
+
+def drop_weights(run: Path) -> None:
+    """Drop the weights of a finished training run; its log stays."""
+    for path in [*run.glob("*.safetensors"), *run.glob("checkpoint*")]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def made(device: torch.device) -> dict[str, Any]:
