@@ -337,6 +337,44 @@ def test_attention_is_timed_once_and_drawn(octavo, tmp_path):
         assert "scaled_dot_product" in row["sdpa_kernel"] and 0 < row["naive_kernel_share"] < 1
 
 
+def test_two_devices_are_one_table_and_one_picture(octavo, tmp_path, monkeypatch):
+    import torch
+    from octavo.lab.studies.speed_tables import compile_figure, compile_notes, compile_table
+
+    pytest.importorskip("matplotlib")
+    cpu = torch.device("cpu")
+    monkeypatch.setattr("octavo.lab.studies.stopwatch.devices_of", lambda text: {"cpu": cpu, "cuda": cpu})
+    command = (
+        "study",
+        "attention",
+        "--device",
+        "cpu,cuda",
+        "--lengths",
+        "8",
+        "--rounds",
+        "1",
+        "-o",
+        tmp_path / "study",
+    )
+    shown = octavo(*command).stdout.splitlines()
+    assert shown[0].split()[:2] == ["device", "dtype"]
+    assert [line.split()[:2] for line in shown[2:6]] == [
+        ["cpu", "float32"], ["cpu", "bfloat16"], ["cuda", "float32"], ["cuda", "bfloat16"],
+    ]  # fmt: skip
+    found = json.loads((tmp_path / "study" / "results.json").read_text())
+    assert set(found["machines"]) == {"cpu", "cuda"} and "machine" not in found
+    numbers = dict.fromkeys(("cold_s", "eager_s", "compiled_s", "speed_up", "largest_difference"), 1.0)
+    rows = [
+        {"device": device, "model": "fp32", **numbers, "calls_to_pay": 3, "graph_breaks": 1, "break_reasons": "print"}
+        for device in ("cpu", "cuda")
+    ]
+    assert [column.header for column in compile_table(rows).columns][:2] == ["device", "model"]
+    assert compile_notes(rows)[-1] == "fp32, cuda: print"
+    assert [label.get_text() for label in compile_figure(rows, title="").axes[1].get_xticklabels()] == [
+        "fp32, cpu", "fp32, cuda",
+    ]  # fmt: skip
+
+
 def test_kernels_of_a_gpu_are_added_up_by_name():
     from types import SimpleNamespace
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from octavo.cli._app import JsonOption
-from octavo.cli.lab._study import DeviceOption, numbers, resumable, show, words
-from octavo.cli.lab.study_speed import BatchOption, measure
+from octavo.cli.lab._study import numbers, resumable, show, words
+from octavo.cli.lab.study_speed import BatchOption, DevicesOption, measure
 from octavo.errors import SettingError
 
 _PAIR = ("naive", "fused")
@@ -72,7 +72,7 @@ def attention(
     plot: Annotated[
         bool, typer.Option("--plot", help="Of mha ...: draw TFLOP/s and GB/s of every run, too: attention-runs.png.")
     ] = False,
-    device: DeviceOption = None,
+    device: DevicesOption = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -136,13 +136,13 @@ def _pair(
     """Compare naive attention with the fused one."""
     from octavo.lab.studies import speed_tables
     from octavo.lab.studies.attention_speed import Attention
-    from octavo.lab.studies.stopwatch import device_of
+    from octavo.lab.studies.stopwatch import devices_of
 
     if lengths is not None:
         settings["lengths"] = numbers("--lengths", lengths, "length")
     if dtypes is not None:
         settings["dtypes"] = tuple(words(dtypes))
-    measure("attention", Attention(**settings), device_of(device), out, json=json, table=speed_tables.attention_table,
+    measure("attention", Attention(**settings), devices_of(device), out, json=json, table=speed_tables.attention_table,
             notes=speed_tables.attention_notes, draw=speed_tables.attention_figure)  # fmt: skip
 
 

@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from octavo.cli._app import JsonOption
-from octavo.cli.lab._study import numbers, resumable, show, words
-from octavo.errors import SettingError
+from octavo.cli.lab._study import numbers, resumable, show
 
 
 def dequantize(
@@ -51,12 +50,11 @@ def dequantize(
     """
     import torch
 
-    from octavo.cuda.device_names import torch_device
     from octavo.display.console import console
     from octavo.display.progress import milestones
     from octavo.lab.studies import dequantize_tables as tables
     from octavo.lab.studies.dequantize_speed import GROUPS, SIZES, Dequantize, has_groups
-    from octavo.lab.studies.stopwatch import machine
+    from octavo.lab.studies.stopwatch import devices_of, machine
     from octavo.search.journal import Journal
 
     chosen = GROUPS if groups is None else numbers("--groups", groups, "group")
@@ -67,10 +65,7 @@ def dequantize(
         dtype,
         rounds,
     )
-    names = words(device) if device is not None else ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    if not 1 <= len(set(names)) <= 2:
-        raise SettingError(f"--device {device}: accepted are one device, or two to compare, such as cpu,cuda")
-    devices = {name: torch_device(name) for name in dict.fromkeys(names)}
+    devices = devices_of(device or ("cpu,cuda" if torch.cuda.is_available() else "cpu"))
     folder = out or Path("octavo-dequantize")
     with Journal(folder) as journal, milestones(console(stderr=True)) as tell, resumable(folder):
         rows = study.run(journal, devices, tell)

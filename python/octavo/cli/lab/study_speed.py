@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from octavo.cli._app import JsonOption
-from octavo.cli.lab._study import DeviceOption, numbers, resumable, show
+from octavo.cli.lab._study import numbers, resumable, show
 
 if TYPE_CHECKING:
     import torch
 
 OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go.  [default: octavo-STUDY-DEVICE]")
+]
+DevicesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="NAMES",
+        help="cpu, cuda, cuda:N, or two in one table.  [default: cuda where there is a GPU]",
+    ),
 ]
 BatchOption = Annotated[int, typer.Option(metavar="N", help="Texts per call.")]
 RoundsOption = Annotated[int, typer.Option(metavar="N", help="Timings of each contestant; the median counts.")]
@@ -37,7 +45,7 @@ def compile_(
         str | None,
         typer.Option(metavar="NUMBERS", help="Also the total time of so many calls, the first in, such as 5,50."),
     ] = None,
-    device: DeviceOption = None,
+    device: DevicesOption = None,
     out: OutOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -57,16 +65,18 @@ def compile_(
     """
     from octavo.lab.studies import speed_tables as speed_studies
     from octavo.lab.studies.compile_speed import Compile
-    from octavo.lab.studies.stopwatch import device_of
+    from octavo.lab.studies.stopwatch import devices_of
 
     totals = () if calls is None else numbers("--calls", calls, "number of calls")
     study = Compile(recipe, backend, batch, length, layers, width, rounds, totals)
-    measure("compile", study, device_of(device), out, json=json, table=speed_studies.compile_table,
+    measure("compile", study, devices_of(device), out, json=json, table=speed_studies.compile_table,
          notes=speed_studies.compile_notes, draw=speed_studies.compile_figure)  # fmt: skip
 
 
-def measure(name: str, study: Any, device: torch.device, out: Path | None, *, draw: Any, **shown: Any) -> None:
-    """Measure what the journal does not hold yet; save and show all."""
+def measure(
+    name: str, study: Any, devices: dict[str, torch.device], out: Path | None, *, draw: Any, **shown: Any
+) -> None:
+    """Measure what the journal does not hold yet, on each device; save and show all. Rows of two name their device."""
     from dataclasses import asdict
 
     from octavo.display.console import console
@@ -74,10 +84,14 @@ def measure(name: str, study: Any, device: torch.device, out: Path | None, *, dr
     from octavo.lab.studies.stopwatch import machine
     from octavo.search.journal import Journal
 
-    folder = out or Path(f"octavo-{name}-{device.type}")
+    folder = out or Path(f"octavo-{name}-{'-'.join(device.type for device in devices.values())}")
     with Journal(folder) as journal, milestones(console(stderr=True)) as tell, resumable(folder):
-        rows = study.run(journal, device, tell)
-    where = machine(device)
-    title = f"{name}: {where['name']}, torch {where['torch']}"
-    facts = {"study": name, "machine": where, "settings": asdict(study)}
+        by_device = {place: study.run(journal, device, tell) for place, device in devices.items()}
+    several = len(devices) > 1
+    rows = [{"device": place, **row} if several else row for place, own in by_device.items() for row in own]
+    machines = {place: machine(device) for place, device in devices.items()}
+    names = ", ".join(str(where["name"]) for where in machines.values())
+    title = f"{name}: {names}, torch {next(iter(machines.values()))['torch']}"
+    where = {"machines": machines} if several else {"machine": next(iter(machines.values()))}
+    facts = {"study": name, **where, "settings": asdict(study)}
     show(name, rows, facts, folder, draw=partial(draw, title=title), **shown)

@@ -11,6 +11,7 @@ import torch
 
 from octavo.cuda.device_names import best_device, torch_device
 from octavo.cuda.machine import computer, versions
+from octavo.errors import SettingError
 
 BURST_S = 0.02
 """Time that a burst of calls takes at least, so that a clock and a wait for the device do not count."""
@@ -29,6 +30,20 @@ def chosen_device(text: str | None) -> torch.device:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
+
+
+def devices_of(text: str | None) -> dict[str, torch.device]:
+    """Return one or two devices by name, of names with a comma between; None: :func:`device_of`.
+
+    Raises SettingError for more, and as :func:`torch_device`.
+    """
+    if text is None:
+        device = device_of(None)
+        return {device.type: device}
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not 1 <= len(names) <= 2:
+        raise SettingError(f"--device {text}: accepted are one device, or two to compare, such as cpu,cuda")
+    return {name: torch_device(name) for name in names}
 
 
 def machine(device: torch.device) -> dict[str, str | int]:
