@@ -69,3 +69,22 @@ def test_what_does_not_fit_is_refused(tmp_path):
         activation_report(model, DATA)
     with pytest.raises(octavo.ModelError, match=r"0: has its inputs pruned.*restore_activations"):
         octavo.save_model(prune_activations(model, 0.5, method="quantile"), tmp_path / "m")
+
+
+@pytest.mark.parametrize("sparsity", [0.1, 0.5, 0.9])
+def test_random_inputs_meet_the_share_and_are_a_function_of_the_seed(sparsity):
+    """In evaluation; in training every batch has others."""
+    x = DATA[0]
+    first, again, other = (
+        prune_activations(network(), sparsity, method="random", seed=seed, progress=False) for seed in (3, 3, 4)
+    )
+    cut = first[0].input_threshold(x)
+    kept = cut != 0
+    assert torch.equal(cut[kept], x[kept]) and int((~kept).sum()) == round(sparsity * x.numel())
+    assert torch.equal(first(x), again(x)) and torch.equal(first(x), first(x))
+    own = first[0].input_threshold
+    assert not torch.equal(cut, other[0].input_threshold(x))
+    assert not torch.equal(own.train()(x), own(x)) and torch.equal(own.eval()(x), cut)
+    values = x.clone().requires_grad_()
+    own(values).sum().backward()
+    assert torch.equal(values.grad, kept.float())

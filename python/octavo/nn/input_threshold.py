@@ -1,4 +1,4 @@
-"""InputThreshold: sets the small elements of a layer's input to 0."""
+"""InputThreshold: sets the small elements of a layer's input to 0; RandomInputs: any of them."""
 
 from __future__ import annotations
 
@@ -56,6 +56,31 @@ class InputThreshold(nn.Module):
     def extra_repr(self) -> str:
         """Tell the share and the threshold."""
         return f"{self.sparsity:g}, {'quantile' if self.threshold is None else f'{float(self.threshold):.4g}'}"
+
+
+class RandomInputs(InputThreshold):
+    """Sets the share ``sparsity`` of the elements of a tensor to 0, chosen at random: ``round(sparsity * n)`` of them.
+
+    In training they are drawn anew for every tensor, from torch's generator of the CPU; in evaluation they are a
+    function of ``seed`` and the number of elements.
+    """
+
+    def __init__(self, sparsity: float, seed: int) -> None:
+        """Take a share and a seed."""
+        super().__init__(sparsity, None)
+        self.seed = seed
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` without the elements that are drawn; gradients of those are 0."""
+        count = round(self.sparsity * x.numel())
+        generator = None if self.training else torch.Generator().manual_seed(self.seed)
+        gone = torch.zeros(x.numel(), dtype=torch.bool)
+        gone[torch.randperm(x.numel(), generator=generator)[:count]] = True
+        return x.masked_fill(gone.view(x.shape).to(x.device), 0)
+
+    def extra_repr(self) -> str:
+        """Tell the share and the seed."""
+        return f"{self.sparsity:g}, random, seed {self.seed}"
 
 
 def _cut(layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

@@ -1,7 +1,7 @@
-"""Pruning of activations: small inputs of layers become 0. Independent of weight pruning, and a baseline.
+"""Pruning of activations: inputs of layers become 0. Independent of weight pruning, and a baseline.
 
 ``calibrated``: one threshold per layer, from calibration data. ``quantile``: the threshold is a quantile of each input,
-as in MASE's toolkit by default; every forward pass computes it.
+as in MASE's toolkit by default; every forward pass computes it. ``random``: any elements, as MASE's random pruning.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from octavo.display.progress import Stages
 from octavo.errors import CalibrationError, ModelError
 from octavo.graph import Report
 from octavo.graph.tensor_statistics import Statistics
-from octavo.nn.input_threshold import InputThreshold, input_thresholds
+from octavo.nn.input_threshold import InputThreshold, RandomInputs, input_thresholds
 from octavo.nn.model_copies import deep_copy, shared_copy
 from octavo.prune.target_layers import Targets, check_sparsity, selected_layers
 from octavo.quant.calibration import run, seen_of, undisturbed
 from octavo.storage.arguments import checks_arguments
 from octavo.train.unpadded_samples import unpadded
 
-METHODS = ("calibrated", "quantile")
+METHODS = ("calibrated", "quantile", "random")
 
 
 @checks_arguments
@@ -38,16 +38,18 @@ def prune_activations(
     targets: Targets = None,
     calibration: Iterable[Any] | None = None,
     samples: int | None = 128,
+    seed: int = 0,
     inplace: bool = False,
     progress: bool | Progress = True,
 ) -> nn.Module:
-    """Return the model with the share ``sparsity`` of each target's smallest inputs set to 0.
+    """Return the model with the share ``sparsity`` of each target's inputs set to 0: the smallest, or random ones.
 
     This holds in training and in evaluation mode.
 
     ``method`` ``calibrated``: a fixed threshold of |x| from ``calibration`` batches, measured without pruning (within
     the error of :func:`octavo.graph.tensor_statistics`); on other data the share is approximate. ``quantile``: needs no
-    data and meets the share exactly except for ties, at the cost of a selection in every forward pass. ``targets``:
+    data and meets the share exactly except for ties, at the cost of a selection in every forward pass. ``random``:
+    needs no data; in training other elements for every batch, in evaluation those that ``seed`` draws. ``targets``:
     selectors of a recipe; None: every linear and convolutional layer. Weights do not change.
     :func:`restore_activations` removes the thresholds. Model folders and the engine do not store them.
     :func:`activation_report` measures shares and time.
@@ -68,8 +70,11 @@ def prune_activations(
         if method == METHODS[0]
         else {}
     )
-    for path in paths:
-        InputThreshold(share, thresholds.get(path)).attach(model.get_submodule(path))
+    for number, path in enumerate(paths):
+        own = (
+            RandomInputs(share, seed + number) if method == METHODS[2] else InputThreshold(share, thresholds.get(path))
+        )
+        own.train(model.training).attach(model.get_submodule(path))
     return model
 
 

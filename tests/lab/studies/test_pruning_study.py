@@ -56,7 +56,7 @@ def test_gradual_pruning_ends_at_the_sparsity(subject, tmp_path, criterion):
     kinds = {
         (point.cut.criterion, point.gradual) for point in Prune(baseline="mase", gradual=True).points() if point.tuning
     }
-    assert kinds == {("dense", False), ("mase", False), ("random", True), ("magnitude", True)}
+    assert kinds == {("dense", False), ("mase", False), ("mase-random", False), ("random", True), ("magnitude", True)}
 
 
 def test_a_quantized_model_is_pruned_before_its_formats(subject):
@@ -78,8 +78,9 @@ def test_what_goes_whole_is_taken_out_before_it_is_timed(subject, granularity):
         assert costs[granularity][fact] < costs["element"][fact]
 
 
-def test_the_baseline_of_the_labs_prunes_the_head_and_inputs(subject):
-    model = Cut("mase", sparsity=0.5).model(subject, 0)
+@pytest.mark.parametrize("criterion", ["mase", "mase-random"])
+def test_the_baseline_of_the_labs_prunes_the_head_and_inputs(subject, criterion):
+    model = Cut(criterion, sparsity=0.5).model(subject, 0)
     assert zeros(model)[HEAD] == 0.5
     seen = []
     layer = model.encoder[0].feed_forward.up
@@ -89,17 +90,42 @@ def test_the_baseline_of_the_labs_prunes_the_head_and_inputs(subject):
     assert seen == [pytest.approx(0.5, abs=0.01)]
 
 
+def test_random_pruning_of_the_labs_draws_weights_and_inputs_by_the_seed(subject):
+    """The study measures a model more than once, and must get the same answers."""
+    first, again, other = (Cut("mase-random", sparsity=0.5).model(subject, seed) for seed in (0, 0, 1))
+    batch = subject.inputs(8, 8)[0]
+    with torch.no_grad():
+        assert torch.equal(first(**batch), first(**batch)) and torch.equal(first(**batch), again(**batch))
+        assert not torch.equal(first(**batch), other(**batch))
+    assert Cut("mase-random", sparsity=0.5).draws() and not Cut("mase", sparsity=0.5).draws()
+
+
+def test_runs_that_are_measured_are_followed_by_rest_and_told_to_be_kept(laboratory):
+    rests, told = [], []
+    laboratory.tell = lambda text, share=None: told.append(text)
+    points = Prune((0.5,), ("magnitude",), ("local",), seeds=1, tuning=None).points()
+    laboratory.measure_all(points[:1])
+    laboratory.measure_all(points, cooldown_s=3.0, sleep=rests.append)
+    assert rests == []  # the first was found, and none follows the last
+    other = Prune((0.7, 0.8), ("magnitude",), ("local",), seeds=1, tuning=None).points()
+    laboratory.measure_all(other, cooldown_s=3.0, sleep=rests.append)
+    assert rests == [3.0] and f"kept in {laboratory.journal.path}; resting for 3 s" in told
+
+
 @pytest.mark.slow
 def test_every_point_has_its_row_and_its_place_in_the_picture(laboratory):
     study = Prune((0.75, 0.5), scopes=("local",), seeds=2, tuning=TUNING, baseline="mase")
     rows = study.run(laboratory)
-    cuts = [("dense", 0.0), *((name, share) for name in ("random", "magnitude", "mase") for share in (0.5, 0.75))]
+    cuts = [
+        ("dense", 0.0),
+        *((name, share) for name in ("random", "magnitude", "mase", "mase-random") for share in (0.5, 0.75)),
+    ]
     assert [(r["criterion"], r["sparsity"], r["tuned"]) for r in rows] == [(*c, t) for c in cuts for t in (False, True)]
     by_seed = {(row["criterion"], row["tuned"]): row["seeds"] for row in rows}
     assert by_seed["magnitude", False] == 1 and by_seed["random", False] == by_seed["magnitude", True] == 2
     assert rows[0]["difference_points"] == 0 and rows[0]["file_bytes"] > rows[0]["packed_bytes"]
-    assert all((row["forward_s"] is None) == (row["criterion"] == "mase") for row in rows)
-    assert result_files.prune_table(rows).row_count == 7 and len(result_files.prune_notes(rows)) == 4
+    assert all((row["forward_s"] is None) == row["criterion"].startswith("mase") for row in rows)
+    assert result_files.prune_table(rows).row_count == 9 and len(result_files.prune_notes(rows)) == 4
     laboratory.subject.model = lambda: pytest.fail("measured twice")
     assert study.run(laboratory) == rows
     pytest.importorskip("matplotlib")
@@ -137,6 +163,7 @@ def test_whatever_decides_a_number_is_part_of_its_identity(subject, changed):
         (dict(tuning=Tuning(epochs=0)), SettingError, "0 epochs"),
         (dict(tuning=None, gradual=True), SettingError, "one of --gradual and --no-tune"),
         (dict(seeds=0), SettingError, "one of each"),
+        (dict(cooldown_s=-1.0), SettingError, "a cool-down of -1.0 s"),
         (dict(recipe="int99"), FormatError, "int99"),
     ],
 )

@@ -30,13 +30,19 @@ def prune(
         str | None, typer.Option(metavar="TEXT", help="Quantizes the models before they are pruned.  [default: float]")
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(metavar="NAME", help="mase: weights, the head too, and activations together.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="mase: weights, the head too, and activations together, by magnitude and at random."
+        ),
     ] = None,
     tune: Annotated[bool, typer.Option("--tune/--no-tune", help="Fine-tune every pruned model, too.")] = True,
     gradual: Annotated[
         bool, typer.Option("--gradual", help="Prune in the first 70 % of fine-tuning, step by step, not before it.")
     ] = False,
     epochs: Annotated[float, typer.Option(help="Passes over the training texts in that.")] = 1.0,
+    cooldown: Annotated[
+        float, typer.Option(metavar="S", help="Seconds of rest between runs, for a laptop that grows hot.")
+    ] = 0.0,
     seeds: SeedsOption = 2,
     quick: QuickOption = False,
     json: JsonOption = False,
@@ -45,13 +51,14 @@ def prune(
 
     Masks go on all Linear layers but the head, and stay in fine-tuning. Bytes are of saved files, float and packed to 8
     bits; times are of eight texts, all models in turn. The row "dense" is the model itself, trained as long as the
-    others. ± is the 95 % interval over seeds; differences are points of percent to the model before.
+    others. Every finished run is a checkpoint: a line of study.jsonl. ± is the 95 % interval over seeds; differences
+    are points of percent to the model before.
 
     \b
     Examples:
       octavo lab study prune
       octavo lab study prune --criteria random,magnitude,wanda,taylor --scopes local --sparsities 0.5,0.8 --no-tune
-      octavo lab study prune --baseline mase --sparsities 0.5
+      octavo lab study prune --baseline mase --sparsities 0.5 --cooldown 30
       octavo lab study prune --granularities neuron,row --scopes local --sparsities 0.5
       octavo lab study prune --model minilm --data data/ --trained minilm --recipe 'type:Linear int8:channel'
     """
@@ -72,6 +79,7 @@ def prune(
         recipe,
         baseline,
         gradual,
+        cooldown,
     )
     run(
         "prune", study.run, studies.prune_table, studies.prune_notes, prune_figure,

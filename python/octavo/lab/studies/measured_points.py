@@ -184,8 +184,10 @@ class Laboratory:
         self.subject, self.journal, self.folder, self.tell = subject, journal, folder, tell
         self._before: dict[str, Tensor] = {}
 
-    def measure_all(self, points: Sequence[Measured]) -> list[dict[str, Any]]:
-        """Return the records of all points, in their order."""
+    def measure_all(
+        self, points: Sequence[Measured], *, cooldown_s: float = 0.0, sleep: Callable[[float], None] = time.sleep
+    ) -> list[dict[str, Any]]:
+        """Return the records of all points, in their order; ``cooldown_s``: of rest between two that are measured."""
         records = []
         for number, point in enumerate(points, start=1):
             found = self.journal.find(point.settings(self.subject), "result")
@@ -196,6 +198,9 @@ class Laboratory:
             share = f"{result['right'] / result['texts']:.2%} of {result['texts']:,}{zeros_told(record.get('zeros'))}"
             told = f"[{number}/{len(points)}] {point}: {share}{' (found)' if found else ''}"
             self.tell(told, number / len(points))
+            if cooldown_s and not found and number < len(points):
+                self.tell(f"kept in {self.journal.path}; resting for {cooldown_s:g} s")
+                sleep(cooldown_s)
             records.append(record)
         return records
 

@@ -24,10 +24,11 @@ from octavo.prune import Cubic
 from octavo.prune.granularity import Granularity
 from octavo.recipe import Recipe
 
-DENSE, MASE = "dense", "mase"
+DENSE, MASE, MASE_RANDOM = "dense", "mase", "mase-random"
 CRITERIA = ("random", "magnitude", "wanda", "taylor")
 SCOPES = ("local", "global")
 BASELINES = (MASE,)
+_BOTH = {MASE: ("magnitude", "quantile"), MASE_RANDOM: ("random", "random")}  # what prunes weights, and activations
 WHOLE = ("row", "column", "head", "neuron", "layer")  # granularities after which structure can be taken out
 GRADUAL = 0.7  # share of the updates in which sparsity grows; the rest heals what the last of it cost
 _DATA = ("wanda", "taylor")  # criteria that look at training texts
@@ -37,8 +38,8 @@ _DATA = ("wanda", "taylor")  # criteria that look at training texts
 class Cut:
     """What is pruned: ``sparsity`` of the Linear layers but the head, by a criterion, granularity and scope.
 
-    ``recipe``: what the model is quantized by before. The criterion ``mase`` prunes the inputs of the layers and the
-    head as well (:func:`octavo.prune.prune_activations`), ``dense`` nothing.
+    ``recipe``: what the model is quantized by before. The criteria ``mase`` (by magnitude) and ``mase-random`` prune
+    the inputs of the layers and the head as well (:func:`octavo.prune.prune_activations`), ``dense`` nothing.
     """
 
     criterion: str = DENSE
@@ -49,27 +50,28 @@ class Cut:
 
     def draws(self) -> bool:
         """Tell whether the weights that go depend on the seed."""
-        return self.criterion == "random" or self.criterion in _DATA
+        return self.criterion in ("random", MASE_RANDOM, *_DATA)
 
     def model(self, subject: ClassifierSubject, seed: int, schedule: Cubic | None = None) -> nn.Module:
         """Return a copy of the subject's model with masks, pruned unless a ``schedule`` does it in training."""
         model = subject.model() if self.recipe is None else quantized(subject, self.recipe, seed)
         if self.criterion == DENSE:
             return model.eval()
-        is_mase = self.criterion == MASE
+        is_mase = self.criterion in _BOTH
         shares = {"type:Linear": self.sparsity} | ({} if is_mase else {f"name:{subject.head}": 0.0})
+        criterion, method = _BOTH.get(self.criterion, (self.criterion, ""))
         given: dict[str, Any] = {}
         if self.criterion == "wanda":
             given = {"calibration": subject.calibration(SAMPLES, seed), "samples": SAMPLES}
         if self.criterion == "taylor":
             given = {"calibration": subject.labelled(SAMPLES, seed), "samples": SAMPLES, "loss": _loss}
         model = octavo.prune_model(
-            model, shares, criterion="magnitude" if is_mase else self.criterion, granularity=self.granularity,
+            model, shares, criterion=criterion, granularity=self.granularity,
             scope=self.scope, seed=seed, schedule=schedule, inplace=True, progress=False, **given,
         )  # fmt: skip
         if is_mase:
             octavo.prune.prune_activations(
-                model, self.sparsity, method="quantile", targets="type:Linear", inplace=True, progress=False
+                model, self.sparsity, method=method, targets="type:Linear", seed=seed, inplace=True, progress=False
             )
         return model.eval()
 
@@ -130,9 +132,11 @@ class Prune:
 
     ``tuning``: None measures models as pruned alone; ``gradual`` prunes in it, not before (MASE's baseline aside).
     ``recipe``: quantizes all of them before they are pruned; the first row is the float32 model in any case.
-    ``baseline``: MASE's pruning of weights and activations together. Raises SettingError for lists that are empty,
-    unknown names and numbers out of range, ModelError for a granularity that is none, FormatError for a recipe that
-    cannot be read.
+    ``baseline``: MASE's pruning of weights and activations together, by magnitude and at random. ``cooldown_s``:
+    seconds of rest after each run that was not found in the journal.
+
+    Raises SettingError for lists that are empty, unknown names and numbers out of range, ModelError for a granularity
+    that is none, FormatError for a recipe that cannot be read.
     """
 
     sparsities: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -144,9 +148,12 @@ class Prune:
     recipe: str | None = None
     baseline: str | None = None
     gradual: bool = False
+    cooldown_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Check before a model is loaded."""
+        if not (math.isfinite(self.cooldown_s) and self.cooldown_s >= 0):
+            raise SettingError(f"a cool-down of {self.cooldown_s} s; accepted are numbers from 0 on")
         if not (self.sparsities and self.criteria and self.scopes and self.granularities) or self.seeds < 1:
             raise SettingError("sparsities, criteria, scopes, granularities and seeds; accepted: one of each, at least")
         for name, given, accepted in (
@@ -178,7 +185,7 @@ class Prune:
                 for criterion in self.criteria:
                     found += [Cut(criterion, granularity, scope, share, self.recipe) for share in shares]
         if self.baseline:
-            found += [Cut(self.baseline, sparsity=share, recipe=self.recipe) for share in shares]
+            found += [Cut(criterion, sparsity=share, recipe=self.recipe) for criterion in _BOTH for share in shares]
         return found
 
     def points(self) -> list[PrunedPoint]:
@@ -188,17 +195,18 @@ class Prune:
             once = not (cut.draws() or cut.recipe)
             made_ += [PrunedPoint(cut, None, seed) for seed in range(1 if once else self.seeds)]
             if self.tuning is not None:
-                gradual = self.gradual and cut.criterion not in (DENSE, MASE)
+                gradual = self.gradual and cut.criterion not in (DENSE, *_BOTH)
                 made_ += [PrunedPoint(cut, self.tuning, seed, gradual) for seed in range(self.seeds)]
         return made_
 
     def run(self, laboratory: Laboratory) -> list[dict[str, Any]]:
         """Measure all points and return the rows of the table."""
-        return rows(laboratory.measure_all(self.points()), self._costs(laboratory))
+        laboratory.tell(f"every finished run is kept in {laboratory.journal.path}, and found there by the same command")
+        return rows(laboratory.measure_all(self.points(), cooldown_s=self.cooldown_s), self._costs(laboratory))
 
     def _costs(self, laboratory: Laboratory) -> dict[str, Any]:
         """Return bytes and times of each cut, by its name; all are measured in one go and take turns."""
-        subject, cuts = laboratory.subject, [cut for cut in self.cuts() if cut.criterion != MASE]
+        subject, cuts = laboratory.subject, [cut for cut in self.cuts() if cut.criterion not in _BOTH]
         assert isinstance(subject, ClassifierSubject)
         settings = {
             "subject": subject.identity, "study": "prune", "costs": [asdict(cut) for cut in cuts],
