@@ -262,31 +262,63 @@ class GPT(nn.Module):
             x_BTD = self.embedding_norm(x_BTD)
         if self.training and self.config.in_training.autocast_stream:
             x_BTD = _as_autocast(x_BTD)
-        first_BTD = x_BTD
-        outputs: list[Tensor] = []
-        draws = [PLAIN] * layers
-        if self.training:
-            draws = drawn(self.config.in_training, layers, x_BTD.shape[1], self.noise, x_BTD.device)
-        for layer in range(layers):
-            if stream.input_skip:
-                x_BTD = self.stream_factor[layer] * x_BTD + self.input_factor[layer] * first_BTD
-            mirror = layers - 1 - layer
-            if stream.mirror_skip and mirror < layer:
-                x_BTD = x_BTD + self.mirror_factor[mirror] * outputs[mirror]
-            around = context
-            if str(layer) in self.values:
-                around = context.with_values(self.values[str(layer)](ids_BT))
-            x_BTD = self._block(layer, x_BTD, around, (mix, feed), draws[layer])
-            outputs.append(x_BTD)
+        layer_of = partial(self._layer, (mix, feed), ids_BT, context, x_BTD)
+        if self.training and self.config.in_training.layer_drop * self.noise > 0:
+            outputs = self._dropping(x_BTD, layer_of)
+        else:
+            draws, outputs = self._draws(x_BTD) if self.training else [PLAIN] * layers, [x_BTD]
+            for layer, draw in enumerate(draws):
+                outputs.append(layer_of(layer, draw, outputs[-1], self._mirrored(layer, outputs)))
+        x_BTD = outputs[-1]
         if stream.backout:
-            x_BTD = x_BTD - self.backout_factor * outputs[(layers - 1) // 2]
+            x_BTD = x_BTD - self.backout_factor * outputs[(layers + 1) // 2]
         return x_BTD
+
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
+    def _dropping(self, x_BTD: Tensor, layer_of: Callable[..., Tensor]) -> list[Tensor]:
+        """Return the stream before the first block and after each, of which some are left out.
+
+        Compiled code breaks here: one graph a block in place of one a combination of blocks, so that those that are
+        left out cost nothing.
+        """
+        outputs = [x_BTD]
+        for layer, draw in enumerate(self._draws(x_BTD)):
+            outputs.append(layer_of(layer, draw, outputs[-1], self._mirrored(layer, outputs)))
+        return outputs
+
+    def _draws(self, x_BTD: Tensor) -> list[BlockDraw]:
+        return drawn(self.config.in_training, self.config.layers, x_BTD.shape[1], self.noise, x_BTD.device)
+
+    def _mirrored(self, layer: int, outputs: list[Tensor]) -> Tensor | None:
+        """Return the output of the block that a block of the second half mirrors; None for the first half."""
+        mirror = self.config.layers - 1 - layer
+        return outputs[mirror + 1] if self.config.stream.mirror_skip and mirror < layer else None
+
+    def _layer(
+        self,
+        parts: tuple[Mix, Mix],
+        ids_BT: Tensor,
+        context: MixingContext,
+        first_BTD: Tensor,
+        layer: int,
+        draw: BlockDraw,
+        x_BTD: Tensor,
+        mirrored_BTD: Tensor | None,
+    ) -> Tensor:
+        """Return the stream after a block and the skips before it."""
+        if self.config.stream.input_skip:
+            x_BTD = self.stream_factor[layer] * x_BTD + self.input_factor[layer] * first_BTD
+        if mirrored_BTD is not None:
+            x_BTD = x_BTD + self.mirror_factor[self.config.layers - 1 - layer] * mirrored_BTD
+        if str(layer) in self.values:
+            context = context.with_values(self.values[str(layer)](ids_BT))
+        return self._block(layer, x_BTD, context, parts, draw)
 
     def _block(
         self, layer: int, x_BTD: Tensor, context: MixingContext, parts: tuple[Mix, Mix], draw: BlockDraw
     ) -> Tensor:
         """Return the stream after a block, which may be left out, see a part of the positions, or keep nothing."""
-        if isinstance(draw.factor, float) and draw.factor == 0.0:
+        if draw.factor == 0.0:
             return x_BTD
         seen_BKD = x_BTD
         if draw.positions_K is not None:

@@ -54,7 +54,7 @@ class BlockDraw(NamedTuple):
     ``positions_K``: those that it sees, ascending, int64; None for all.
     """
 
-    factor: float | Tensor = 1.0
+    factor: float = 1.0
     positions_K: Tensor | None = None
 
 
@@ -64,19 +64,13 @@ PLAIN = BlockDraw()
 def drawn(options: InTraining, layers: int, length: int, strength: float, device: torch.device) -> list[BlockDraw]:
     """Return the draws of every block for a pass over ``length`` positions, rates multiplied with ``strength``.
 
-    Nothing is drawn for rates of 0. Compiled code computes blocks that are left out, times 0: a graph for every
-    combination of blocks would be compiled else.
+    Nothing is drawn for rates of 0.
     """
-    factors: list[float | Tensor] = [1.0] * layers
+    factors = [1.0] * layers
     if options.layer_drop * strength > 0:
         rates = [options.layer_rate(layer, layers) * strength for layer in range(layers)]
-        draws = torch.rand(layers)
-        if torch.compiler.is_compiling():
-            kept = (draws >= torch.tensor(rates)) / (1 - torch.tensor(rates))
-            factors = list(kept.to(device).unbind())
-        else:
-            pairs = zip(draws.tolist(), rates, strict=True)
-            factors = [1 / (1 - rate) if draw >= rate else 0.0 for draw, rate in pairs]
+        pairs = zip(torch.rand(layers).tolist(), rates, strict=True)
+        factors = [1 / (1 - rate) if draw >= rate else 0.0 for draw, rate in pairs]
     seen = length - round(options.positions_passed_over * strength * length)
     found = []
     for layer, factor in enumerate(factors):
