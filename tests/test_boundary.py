@@ -108,6 +108,8 @@ def test_garbage_for_the_number_of_threads(value):
 
 RAW = {
     "_adamw": (_core.Format("mxint8"), 3, 0, 0, (0, 0), (0, 0), (1.0, 0.1, 0.1, 0.1, 1.0, 1e-8)),
+    "_dropout_norm": ((2, 3), (0, 0), (0, 0), 0, (1.0, 0.5, 7, 1e-6), (0, 0), 0, 0),
+    "_dropout_norm_backward": ((2, 3), (0, 0, 0, 0), 0, 0, (1.0, 0.5, 7, 0.0), (0, 0), (0, 0), 0),
     "_encode": (_core.Format("mxint8"), 0, [2, 3], -1, 0, (0, 0, 0, 0), "floor", "error", None),
     "_decode": (_core.Format("mxint8"), 0, [2, 3], -1, (0, 0, 0, 0), 0),
     "_quantize": (_core.Format("mxint8"), 0, [2, 3], -1, 0, 0, "floor", None),

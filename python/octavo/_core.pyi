@@ -34,9 +34,14 @@ __all__ = [
     "_adamw",
     "_add_outer_products",
     "_cuda_archs",
+    "_cuda_attention",
+    "_cuda_attention_scratch",
     "_cuda_configure",
     "_cuda_decode",
     "_cuda_devices",
+    "_cuda_dropout_norm",
+    "_cuda_dropout_norm_backward",
+    "_cuda_dropout_norm_parts",
     "_cuda_encode",
     "_cuda_info",
     "_cuda_int8_gemm",
@@ -57,6 +62,8 @@ __all__ = [
     "_cuda_warmup",
     "_decode",
     "_digest",
+    "_dropout_norm",
+    "_dropout_norm_backward",
     "_encode",
     "_factor",
     "_feed_back",
@@ -194,6 +201,26 @@ def _adamw(
     first: tuple[_Address, _Address],
     second: tuple[_Address, _Address],
     step: tuple[float, float, float, float, float, float],
+) -> None: ...
+def _dropout_norm(
+    sizes: tuple[int, int],
+    x: _Span,
+    branch: _Span,
+    gain: _Address,
+    how: tuple[float, float, int, float],
+    stream: _Span,
+    normed: _Address,
+    rates: _Address,
+) -> None: ...
+def _dropout_norm_backward(
+    sizes: tuple[int, int],
+    inputs: tuple[_Address, _Address, _Address, int],
+    rates: _Address,
+    gain: _Address,
+    how: tuple[float, float, int, float],
+    of_x: _Span,
+    of_branch: _Span,
+    of_gain: _Address,
 ) -> None: ...
 def _pass_marked(
     format: Format, dtype_code: int, count: int, grad: _Address, marks: _Address, out: _Address
@@ -470,8 +497,38 @@ class _PolynomialStream:
     ) -> tuple[int, int]: ...
 
 def _cuda_archs() -> list[str]: ...
+def _cuda_attention(
+    on: tuple[int, int],
+    sizes: tuple[int, int, int, int, int, bool, int, int, int],
+    format: Format | None,
+    query: int,
+    pages: tuple[int, int, int, int],
+    places: tuple[int, int],
+    out: int,
+    scale: float,
+    scratch: int,
+) -> None: ...
+def _cuda_attention_scratch(
+    number: int, sizes: tuple[int, int, int, int, int, bool, int, int, int], format: Format | None
+) -> int | None: ...
 def _cuda_configure(packages: Sequence[str | os.PathLike[str]]) -> None: ...
 def _cuda_devices() -> int: ...
+def _cuda_dropout_norm(
+    on: tuple[int, int],
+    shape: tuple[int, int, int, int, int],
+    x: int,
+    branch: int,
+    operands: tuple[int, int, int, float, float, float],
+    out: tuple[int, int, int],
+) -> None: ...
+def _cuda_dropout_norm_backward(
+    on: tuple[int, int],
+    shape: tuple[int, int, int, int, int],
+    results: tuple[int, int, int, int],
+    operands: tuple[int, int, int, float, float, float],
+    out: tuple[int, int, int],
+) -> None: ...
+def _cuda_dropout_norm_parts(number: int, shape: tuple[int, int, int, int, int]) -> int: ...
 def _cuda_info() -> dict[str, Any]: ...
 def _cuda_int8_gemm(
     on: tuple[int, int],

@@ -6,6 +6,7 @@
 mod bitpack;
 pub mod codec;
 pub mod container;
+pub mod dropout_norm;
 mod dtype;
 pub mod error;
 pub mod float;

@@ -1,7 +1,7 @@
 //! The scalar references stand below the dispatch.
 
 /// The definition of codecs, products and solvers, by file.
-const REFERENCES: [(&str, &str); 7] = [
+const REFERENCES: [(&str, &str); 8] = [
     ("codec/grid.rs", include_str!("../src/codec/grid.rs")),
     ("codec/scale.rs", include_str!("../src/codec/scale.rs")),
     ("codec/dynamic_map.rs", include_str!("../src/codec/dynamic_map.rs")),
@@ -9,6 +9,7 @@ const REFERENCES: [(&str, &str); 7] = [
     ("linear/reference.rs", include_str!("../src/linear/reference.rs")),
     ("solve/reference.rs", include_str!("../src/solve/reference.rs")),
     ("sparse/reference.rs", include_str!("../src/sparse/reference.rs")),
+    ("dropout_norm/reference.rs", include_str!("../src/dropout_norm/reference.rs")),
 ];
 
 #[test]

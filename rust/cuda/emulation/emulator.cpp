@@ -279,21 +279,30 @@ void wait(int left) {
 
 void count_conflicts(u32 n) { conflicts += n; }
 
-void Matrices::act(void **own) {
+u32 Matrices::straight(const u8 *const (&rows)[8], int lane) {
+    u32 word = 0;
+    for (int i = 0; i < 4; i++) word |= (u32)rows[lane / 4][4 * (lane % 4) + i] << 8 * i;
+    return word;
+}
+
+u32 Matrices::transposed(const u8 *const (&rows)[8], int lane) {
+    u32 word = 0;
+    for (int i = 0; i < 4; i++) word |= (u32)rows[2 * (lane % 4) + i / 2][2 * (lane / 4) + i % 2] << 8 * i;
+    return word;
+}
+
+void Matrices::each(void **own, Word *word) {
     for (int matrix = 0; matrix < 4; matrix++) {
+        const u8 *rows[8];
         u32 rows_at[8] = {}; // rows by where they begin in 128 bytes
         for (int row = 0; row < 8; row++) {
             if (!own[8 * matrix + row]) fail("matrices without all lanes of the warp");
-            rows_at[(u64)((Matrices *)own[8 * matrix + row])->row / 16 % 8]++;
+            rows[row] = ((Matrices *)own[8 * matrix + row])->row;
+            rows_at[(u64)rows[row] / 16 % 8]++;
         }
         for (u32 n : rows_at)
             if (n > 1) count_conflicts(n - 1);
-        for (int lane = 0; lane < 32; lane++) {
-            const u8 *row = ((Matrices *)own[8 * matrix + lane / 4])->row;
-            u32 word = 0;
-            for (int i = 0; i < 4; i++) word |= (u32)row[4 * (lane % 4) + i] << 8 * i;
-            ((Matrices *)own[lane])->r[matrix] = word;
-        }
+        for (int lane = 0; lane < 32; lane++) ((Matrices *)own[lane])->r[matrix] = word(rows, lane);
     }
 }
 

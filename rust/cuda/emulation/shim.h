@@ -83,7 +83,11 @@ template <class T, class Act> __attribute__((noinline, no_sanitize("thread"))) T
 struct Matrices {
     u32 *r;
     const u8 *row;
-    static void act(void **own);
+    // The word of a lane, of eight rows.
+    typedef u32 Word(const u8 *const (&rows)[8], int lane);
+    static Word straight, transposed;
+    template <Word word> static void act(void **own) { each(own, word); }
+    static void each(void **own, Word *word);
 };
 // The factors of a product of matrices; `Layout` says what each register holds.
 struct Product {
@@ -287,11 +291,13 @@ template <int left> void wait_copies() { emulator::wait(left); }
 
 // --- matrices of a warp ---
 
-DEVICE void load_matrices(u32 (&r)[4], const void *row) {
+template <emulator::Matrices::Word word> void load_any_matrices(u32 (&r)[4], const void *row) {
     for (int i = 0; i < 16; i += 8) (void)*((const volatile u64 *)row + i / 8); // a race is this lane's
     emulator::Matrices own{r, emulator::aligned<const u8>(row, 16)};
-    emulator::together(emulator::Matrices::act, &own);
+    emulator::together(emulator::Matrices::act<word>, &own);
 }
+DEVICE void load_matrices(u32 (&r)[4], const void *row) { load_any_matrices<emulator::Matrices::straight>(r, row); }
+DEVICE void load_matrices_transposed(u32 (&r)[4], const void *row) { load_any_matrices<emulator::Matrices::transposed>(r, row); }
 DEVICE void multiply_s8(i32 (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     emulator::multiply(emulator::multiply_bytes<true, 2>, d, a, b);
 }

@@ -223,6 +223,13 @@ DEVICE void load_matrices(u32 (&r)[4], const void *row) {
                  : "r"(shared_address(row))
                  : "memory");
 }
+// The same of 16-bit numbers, transposed: lane l gets numbers l >> 2 of rows 2 (l & 3) and 2 (l & 3) + 1 of each.
+DEVICE void load_matrices_transposed(u32 (&r)[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
 // d += a b for 16 rows of a, 8 columns of b and 32 bytes of k. With g = lane >> 2 and t = lane & 3: a[0] is row g and
 // k = 4t.., a[1] row g + 8, a[2] and a[3] the same at k = 16 + 4t..; b[0] and b[1] are column g at k = 4t.. and 16 + 4t..;
 // d[0] and d[1] are row g, columns 2t and 2t + 1, d[2] and d[3] row g + 8.

@@ -7,12 +7,14 @@
 //! use and kept ([`cache`]), and nothing is linked, so that this crate builds and loads where there is no GPU.
 
 pub mod arch;
+pub mod attention;
 pub mod cache;
 pub mod catalogue;
 mod check;
 pub mod codec;
 mod device;
 mod driver;
+pub mod dropout_norm;
 mod error;
 pub mod gemm;
 mod images;

@@ -11,6 +11,8 @@ mod common;
 use octavo_core::{DType, Format};
 use octavo_cuda::Program;
 use octavo_cuda::arch::{Arch, Target};
+use octavo_cuda::attention::{self, Attention, Shape};
+use octavo_cuda::dropout_norm::{DropoutNorm, Rows};
 use octavo_cuda::gemm::{Bias, Gemm, Kernel, Output, Product, Scales};
 use octavo_cuda::linear::{Bf16Limbs, Device, Int8Limbs, Linear, Numbers};
 use octavo_cuda::nvrtc::{Nvrtc, usage};
@@ -235,4 +237,50 @@ fn loops_take_few_instructions() {
     let count = |word: &str| lines.iter().filter(|line| line.contains(word)).count();
     assert_eq!((count("IMMA.16832.S8.S8"), count("LDSM.16.M88.4"), count("LDL") + count("STL")), (32, 12, 0));
     assert!(lines.len() <= 180, "{} instructions a step", lines.len());
+}
+
+#[test]
+fn drop_out_and_norm_stay_in_registers() {
+    let Some(nvrtc) = nvrtc() else { return };
+    for (i, (width, dtypes)) in
+        [(768, [DType::F32; 3]), (1024, [DType::F32, DType::BF16, DType::F32]), (4096, [DType::BF16; 3])]
+            .into_iter()
+            .enumerate()
+    {
+        let [x, branch, stream] = dtypes;
+        let made = DropoutNorm::new(Rows { rows: 4096, width, x, branch, stream }, 132).unwrap();
+        within(&nvrtc, made.program(), 128, i);
+    }
+}
+
+#[test]
+fn attention_over_pages_stays_in_registers() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let shape = Shape {
+        sequences: 1,
+        heads: 12,
+        key_heads: 3,
+        depth: 64,
+        values: 64,
+        latent: false,
+        longest: 256,
+        window: 0,
+        dtype: DType::BF16,
+        format: None,
+    };
+    let latent = Shape { key_heads: 1, depth: 576, values: 512, latent: true, ..shape };
+    let format = |text: &str| Some(octavo_core::Format::parse(text).unwrap());
+    let device = attention::Device { multiprocessors: 132, shared: 99 << 10 };
+    for (i, shape) in [
+        shape,
+        Shape { dtype: DType::F16, ..latent },
+        Shape { format: format("mxint8"), ..shape },
+        Shape { format: format("int8:g32"), ..latent },
+        Shape { format: format("mxfp4"), depth: 160, values: 128, ..latent },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        within(&nvrtc, Attention::new(shape, device).unwrap().program(), 168, i);
+    }
 }

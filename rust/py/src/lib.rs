@@ -6,6 +6,7 @@ mod codec;
 mod container;
 mod cuda;
 mod decoder;
+mod dropout_norm;
 mod engine;
 mod err;
 mod format;
@@ -30,7 +31,11 @@ mod _core {
     #[pymodule_export]
     use super::container::{ContainerReader, ContainerWriter, digest};
     #[pymodule_export]
+    use super::cuda::attention::{cuda_attention, cuda_attention_scratch};
+    #[pymodule_export]
     use super::cuda::codec::{cuda_decode, cuda_encode, cuda_quantize, cuda_quantize_backward, cuda_scratch};
+    #[pymodule_export]
+    use super::cuda::dropout_norm::{cuda_dropout_norm, cuda_dropout_norm_backward, cuda_dropout_norm_parts};
     #[pymodule_export]
     use super::cuda::linear::{
         cuda_int8_gemm, cuda_int8_gemm_scratch, cuda_integer_linear, cuda_integer_linear_scratch, cuda_linear_kernel,
@@ -44,6 +49,8 @@ mod _core {
     use super::cuda::seq2seq::{cuda_seq2seq_decode, cuda_seq2seq_encode, cuda_seq2seq_scratch};
     #[pymodule_export]
     use super::decoder::{Decoder, Generation};
+    #[pymodule_export]
+    use super::dropout_norm::{dropout_norm, dropout_norm_backward};
     #[pymodule_export]
     use super::engine::{Encoder, Engine, EngineStream};
     #[pymodule_export]

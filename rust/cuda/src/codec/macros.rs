@@ -6,10 +6,10 @@ use octavo_core::format::{Element, Granularity, ScaleType, Specials};
 use octavo_core::{DType, Format};
 
 /// Macros with their values.
-pub(super) type Macros = Vec<(&'static str, String)>;
+pub(crate) type Macros = Vec<(&'static str, String)>;
 
 /// The macros of all programs of a format and a dtype.
-pub(super) fn of(format: Format, dtype: DType) -> Macros {
+pub(crate) fn of(format: Format, dtype: DType) -> Macros {
     let mut all = Vec::new();
     let dtype_code = match dtype {
         DType::F32 => 0,

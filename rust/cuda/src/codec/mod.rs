@@ -13,6 +13,7 @@ mod shape;
 
 pub use calls::{Encoding, decode, encode, quantize};
 pub use gradient::{gradient, scale_gradient};
+pub(crate) use macros::of as macros_of;
 pub use programs::programs;
 pub use scratch::scratch_bytes;
 

@@ -2,8 +2,10 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test stops where its set-up fails")]
 
+mod attention;
 mod base;
 mod codec;
+mod dropout_norm;
 mod emulator;
 mod hopper;
 mod integer;

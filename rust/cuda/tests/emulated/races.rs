@@ -91,6 +91,26 @@ fn large_products_do_not_race() {
 }
 
 #[test]
+fn attention_does_not_race() {
+    if !available() {
+        return;
+    }
+    for case in [0, 5, 9].map(|i| crate::attention::cases()[i]) {
+        assert!(crate::attention::error_of(&case, watched()) < 1.2e-2);
+    }
+}
+
+#[test]
+fn drop_out_and_norm_do_not_race() {
+    if !available() {
+        return;
+    }
+    for case in [(37, 63, [DType::F32; 3], 0.3, true), (3, 1500, [DType::BF16; 3], 0.9, true)] {
+        crate::dropout_norm::check(case, watched());
+    }
+}
+
+#[test]
 fn generation_does_not_race() {
     if !available() {
         return;

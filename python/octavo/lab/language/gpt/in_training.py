@@ -20,7 +20,8 @@ class InTraining:
     from 0 (stochastic depth). Where a block stays, what it writes is divided by its chance to stay.
     ``positions_passed_over``: share of the positions that all blocks but the first and the last pass over, drawn anew
     for each (random layer-wise token dropping). ``recomputed``: first blocks whose activations are computed again in
-    the backward pass instead of kept. ``fused``: residual, drop-out and norm inside a block as one operation.
+    the backward pass instead of kept. ``fused``: residual, drop-out and norm inside a block as one operation, which
+    has a mask of its own (:mod:`octavo.lab.language.gpt.residual_norm`).
     ``autocast_stream``: under autocast the residual stream has its dtype, which is half of the bytes, not the table's.
 
     Draws come from torch's global generator. At 0 everything is the plain model, bit for bit.

@@ -129,6 +129,19 @@ unsafe impl Lanes for Avx2 {
         fn eq(a: F, b: F) -> F = _mm256_cmp_ps::<_CMP_EQ_OQ>;
     }
     #[inline(always)]
+    unsafe fn mul_wide(a: I, b: I) -> (I, I) {
+        unsafe {
+            let each = |a: __m256i, b: __m256i| {
+                let even = _mm256_mul_epu32(a, b);
+                let odd = _mm256_mul_epu32(_mm256_srli_epi64::<32>(a), _mm256_srli_epi64::<32>(b));
+                let high = _mm256_blend_epi32::<0xaa>(_mm256_srli_epi64::<32>(even), odd);
+                (high, _mm256_blend_epi32::<0xaa>(even, _mm256_slli_epi64::<32>(odd)))
+            };
+            let [low, high] = [each(a[0], b[0]), each(a[1], b[1])];
+            ([low.0, high.0], [low.1, high.1])
+        }
+    }
+    #[inline(always)]
     unsafe fn shl(a: I, count: u32) -> I {
         unsafe {
             let count = _mm_cvtsi32_si128(count as i32);

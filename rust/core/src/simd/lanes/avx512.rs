@@ -189,6 +189,15 @@ unsafe impl Lanes for Avx512 {
         unsafe { _mm512_max_epi32(a, b) }
     }
     #[inline(always)]
+    unsafe fn mul_wide(a: __m512i, b: __m512i) -> (__m512i, __m512i) {
+        unsafe {
+            let even = _mm512_mul_epu32(a, b);
+            let odd = _mm512_mul_epu32(_mm512_srli_epi64::<32>(a), _mm512_srli_epi64::<32>(b));
+            let high = _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64::<32>(even), odd);
+            (high, _mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64::<32>(odd)))
+        }
+    }
+    #[inline(always)]
     unsafe fn shl(a: __m512i, count: u32) -> __m512i {
         unsafe { _mm512_sll_epi32(a, _mm_cvtsi32_si128(count as i32)) }
     }

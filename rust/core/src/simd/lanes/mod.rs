@@ -98,6 +98,8 @@ pub unsafe trait Lanes: Copy + Send + Sync + 'static {
         fn add_i(a: Self::I, b: Self::I) -> Self::I;
         fn sub_i(a: Self::I, b: Self::I) -> Self::I;
         fn max_i(a: Self::I, b: Self::I) -> Self::I;
+        /// Upper and lower halves of the products of unsigned lanes.
+        fn mul_wide(a: Self::I, b: Self::I) -> (Self::I, Self::I);
         /// Logical shift left by a run-time count; 32 and more leave 0.
         fn shl(a: Self::I, count: u32) -> Self::I;
         /// Logical shift right by a run-time count; 32 and more leave 0.

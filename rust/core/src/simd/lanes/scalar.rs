@@ -97,6 +97,10 @@ unsafe impl Lanes for Scalar {
         add_i(a: I, b: I) -> I = each(a, b, i32::wrapping_add);
         sub_i(a: I, b: I) -> I = each(a, b, i32::wrapping_sub);
         max_i(a: I, b: I) -> I = each(a, b, i32::max);
+        mul_wide(a: I, b: I) -> (I, I) = {
+            let products = each(a, b, |a, b| u64::from(a.cast_unsigned()) * u64::from(b.cast_unsigned()));
+            (products.map(|product| (product >> 32) as i32), products.map(|product| product as i32))
+        };
         shl(a: I, count: u32) -> I = a.map(|v| v.checked_shl(count).unwrap_or(0));
         shr(a: I, count: u32) -> I = a.map(|v| v.cast_unsigned().checked_shr(count).unwrap_or(0).cast_signed());
         sar(a: I, count: u32) -> I = a.map(|v| v >> count.min(31));

@@ -81,6 +81,8 @@ impl<V: Lanes> Job<V> for All<'_> {
                     ("any", [u32::from(V::any(V::lt(a, b))); LANES]),
                     ("select", floats(V::select(V::lt(a, b), a, b))),
                     ("select_i", bits(V::select_i(V::lt(a, b), i, j))),
+                    ("mul_wide, upper half", bits(V::mul_wide(i, j).0)),
+                    ("mul_wide, lower half", bits(V::mul_wide(i, j).1)),
                     ("reduce_max", [V::reduce_max(V::and(i, V::splat_i(i32::MAX))); LANES]),
                 ]);
                 for count in [0, 1, 8, 23, 31, 32, 40] {
