@@ -186,7 +186,7 @@ fn decodes(format: Format) -> bool {
 
 /// Bytes from one row of keys, and of values, to the next.
 const fn pitches(shape: &Shape) -> (usize, usize) {
-    (32 * shape.depth.div_ceil(16) + 16, (shape.values / 8 | 1) * 16)
+    (32 * shape.depth.div_ceil(16) + 16, ((shape.values / 8) | 1) * 16)
 }
 
 /// Bytes of shared memory: queries, weights, scores and factors of 16 heads, then pages.

@@ -1,12 +1,25 @@
 """The paged cache: decoding equal to contiguous bit for bit, pages shared and given back, none leaked."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from octavo.errors import ModelError, RangeError
-from octavo.lab.language.gpt import GPT, Attention, GatedRecurrence, GPTConfig, MixtureOfExperts, first_state, step
-from octavo.lab.language.gpt.paged_cache import PAGE, PagedCache, PagedDecoding
+from octavo.lab.language.gpt import (
+    GPT,
+    Attention,
+    BiasedAttention,
+    GatedRecurrence,
+    GPTConfig,
+    LatentAttention,
+    MixtureOfExperts,
+    first_state,
+    step,
+)  # fmt: skip
+from octavo.lab.language.gpt.paged_attention import PAGE
+from octavo.lab.language.gpt.paged_cache import PagedCache
+from octavo.lab.language.gpt.paged_decoding import PagedDecoding
 
 
 def model(**changes):
@@ -120,3 +133,55 @@ def test_pages_that_are_short_are_an_error_that_changes_nothing():
 def test_mixers_without_keys_are_refused():
     with pytest.raises(ModelError, match="block 1: GatedRecurrenceMixer keeps no keys"):
         PagedDecoding(model(pattern="ar", mixers={"a": Attention(heads=2), "r": GatedRecurrence()}), pages=1)
+
+
+LATENT = LatentAttention(heads=2, head_size=6, rotary_size=4, rank=8)
+
+
+@pytest.mark.parametrize("mixer", [Attention(heads=2, kv_heads=1, qk_norm=True), LATENT])
+@pytest.mark.parametrize("window", [0, 20])
+def test_pages_are_attended_to_where_they_lie(mixer, window):
+    """The same numbers as from gathered rows, up to the order of sums, over several pages."""
+    network = model(mixers={"a": replace(mixer, window=window)})
+    ids = [random.Random(0).randrange(61) for _ in range(PAGE + 6)]
+    paged = PagedDecoding(network, pages=8, in_place=True)
+    first = paged.join()
+    found = torch.stack([paged.step({first: one})[first] for one in ids])
+    assert torch.allclose(found, contiguous(network, ids), atol=1e-5)
+    second = paged.join(like=first)
+    ends = {first: 5, second: 9}
+    together = paged.step(ends)
+    for sequence, end in ends.items():
+        assert torch.allclose(together[sequence], contiguous(network, [*ids, end])[-1], atol=1e-5)
+
+
+@torch.no_grad()
+def test_latents_are_paged_bit_for_bit():
+    network = model(mixers={"a": LATENT})
+    paged = PagedDecoding(network, pages=12, page=4)
+    ids = [random.Random(0).randrange(61) for _ in range(11)]
+    sequence = paged.join()
+    found = torch.stack([paged.step({sequence: one})[sequence] for one in ids])
+    assert torch.equal(found, contiguous(network, ids))
+    assert paged.cache._pools[0][0].shape == (1, 12, 1, 4, 12)  # a row a position, for keys and values
+
+
+@pytest.mark.parametrize("mixer", [Attention(heads=2, kv_heads=1), LATENT])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_packed_pages_decode_nearly_the_same(mixer, in_place):
+    network = model(mixers={"a": mixer})
+    paged = PagedDecoding(network, pages=12, page=8, format="mxint8", in_place=in_place)
+    ids = [random.Random(0).randrange(61) for _ in range(20)]
+    sequence = paged.join()
+    found = torch.stack([paged.step({sequence: one})[sequence] for one in ids])
+    wanted = contiguous(network, ids)
+    assert torch.allclose(found, wanted, atol=0.05) and not torch.equal(found, wanted)
+
+
+def test_documents_and_biases_of_distances_are_never_read_in_place():
+    for changes in ({"end_of_text": 0, "keep_documents": True}, {"mixers": {"a": BiasedAttention(heads=2)}}):
+        network = model(**changes)
+        paged = PagedDecoding(network, pages=8, page=4, in_place=True)
+        sequence, ids = paged.join(), [5, 0, 9, 60, 7, 0, 3]
+        found = torch.stack([paged.step({sequence: one})[sequence] for one in ids])
+        assert torch.equal(found, contiguous(network, ids))

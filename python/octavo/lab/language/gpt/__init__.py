@@ -35,7 +35,8 @@ from octavo.lab.language.gpt.next_token import Batch, NextToken
 from octavo.lab.language.gpt.noisy_objectives import RDrop, TokenDropout
 from octavo.lab.language.gpt.operator_horizons import OperatorHorizons
 from octavo.lab.language.gpt.operator_mixer import OperatorKernel
-from octavo.lab.language.gpt.paged_cache import PagedCache, PagedDecoding
+from octavo.lab.language.gpt.paged_cache import PagedCache
+from octavo.lab.language.gpt.paged_decoding import PagedDecoding
 from octavo.lab.language.gpt.pooled_attention import PooledAttention
 from octavo.lab.language.gpt.presets import modern, modern_skips, nocap_baseline, preset
 from octavo.lab.language.gpt.retrieval_mixer import Retrieval

@@ -80,6 +80,7 @@ class AttentionMixer(nn.Module):
     takes_values = True
     reads_positions = True
     reads_on = True
+    attends_to_pages = True
 
     def __init__(self, config: Attention, width: int) -> None:
         """Make the projections. Raises SettingError if the heads do not divide the width into even parts."""
@@ -127,6 +128,10 @@ class AttentionMixer(nn.Module):
         query, key, value = self._projected(x_B1D, context)
         here, told = context.positions_T, context.documents_BT
         query, key = (self._turned(part, here) for part in (query, key))
+        if state.get("pages") is not None:
+            scale, window = self.config.scale or self.size**-0.5, smaller(self.config.window or None, context.window)
+            mixed_1Hd = state["pages"].attend(query[:, :, 0], key, value, scale=scale, window=window)
+            return self._joined(mixed_1Hd[:, :, None], x_B1D)[:, 0], state
         state = {**state, "key": state["key"].followed_by(key), "value": state["value"].followed_by(value)}
         if told is not None:
             state["documents"] = state["documents"].followed_by(told)

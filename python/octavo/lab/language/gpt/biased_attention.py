@@ -48,6 +48,8 @@ class BiasedAttention(Attention):
 class BiasedAttentionMixer(AttentionMixer):
     """:class:`BiasedAttention` as a mixer. Biases are those of distances, so that any length has them."""
 
+    attends_to_pages = False
+
     config: BiasedAttention
     slope_H: Tensor
 

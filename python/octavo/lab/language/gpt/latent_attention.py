@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,6 +64,7 @@ class LatentMixer(nn.Module):
     reads_positions = True
     reads_on = True
     takes_values = False
+    attends_to_pages = True
 
     def __init__(self, config: LatentAttention, width: int) -> None:
         """Make the projections."""
@@ -121,18 +123,27 @@ class LatentMixer(nn.Module):
         A query is widened to the latents' space, and the mixed latent narrowed to the head's values. ``seen``: mask of
         rows, None for all; ``causal``: of a whole sequence instead.
         """
+
+        def product(query_BHTc: Tensor) -> Tensor:
+            # Rows are keys and values at once, so that they are read once; of the mixture only latents are used.
+            rows_B1Sc = cached_BSc[:, None].to(query_BHTc.dtype)
+            if query_BHTc.shape[2] == 1:
+                return step_product(query_BHTc, rows_B1Sc, rows_B1Sc, seen, scale=self.scale)
+            return functional.scaled_dot_product_attention(
+                query_BHTc, rows_B1Sc, rows_B1Sc, attn_mask=seen, is_causal=causal, scale=self.scale, enable_gqa=True
+            )
+
+        return self.absorbed_into(query_BHTd, turned_BHTp, product)
+
+    def absorbed_into(self, query_BHTd: Tensor, turned_BHTp: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return attention, ``[B, H, T, d]``, by a product of queries ``[B, H, T, rank + rotary]`` and cached rows.
+
+        ``product`` returns the mixed rows, of which the first ``rank`` numbers are used.
+        """
         heads, rank = self.config.heads, self.config.rank
         with rounded_weights():  # of quantized and packed layers what they multiply
             key_Hdr, value_Hdr = (part.weight.view(heads, -1, rank) for part in (self.widen_key, self.widen_value))
-        query = torch.cat([torch.einsum("bhtd,hdr->bhtr", query_BHTd, key_Hdr), turned_BHTp], -1)
-        rows_B1Sc = cached_BSc[:, None].to(query.dtype)
-        # Rows are keys and values at once, so that they are read once; of the mixture only the latents' part is used.
-        if query.shape[2] == 1:
-            mixed = step_product(query, rows_B1Sc, rows_B1Sc, seen, scale=self.scale)
-        else:
-            mixed = functional.scaled_dot_product_attention(
-                query, rows_B1Sc, rows_B1Sc, attn_mask=seen, is_causal=causal, scale=self.scale, enable_gqa=True
-            )
+        mixed = product(torch.cat([torch.einsum("bhtd,hdr->bhtr", query_BHTd, key_Hdr), turned_BHTp], -1))
         return torch.einsum("bhtr,hdr->bhtd", mixed[..., :rank], value_Hdr)
 
     def first_state(self, batch: int, device: torch.device) -> Any:
@@ -145,6 +156,14 @@ class LatentMixer(nn.Module):
         """Return the output of the next position and the cache, in the absorbed form."""
         x_B1D = x_BD[:, None]
         query_BH1d, turned_BH1p = self._queries(x_B1D, context)
+        window = smaller(self.config.window or None, context.window)
+        if (pages := state.get("pages")) is not None:
+            row_B11c = self._cached(x_B1D, context)[:, None]
+            mixed_BH1d = self.absorbed_into(
+                query_BH1d, turned_BH1p,
+                lambda query: pages.attend(query[:, :, 0], row_B11c, None, scale=self.scale, window=window)[:, :, None],
+            )  # fmt: skip
+            return self.out(mixed_BH1d.transpose(1, 2).flatten(2))[:, 0], state
         state = {**state, "cached": state["cached"].followed_by(self._cached(x_B1D, context))}
         told = context.documents_BT
         if told is not None:
@@ -152,7 +171,6 @@ class LatentMixer(nn.Module):
         cached_BSc = state["cached"].rows
         length = cached_BSc.shape[1]
         places = context.positions_T[-1] - length + 1 + torch.arange(length, device=x_BD.device)
-        window = smaller(self.config.window or None, context.window)
         seen = visible(
             context.positions_T, places, window=window, query_documents_BT=told,
             key_documents_BS=None if told is None else state["documents"].rows,

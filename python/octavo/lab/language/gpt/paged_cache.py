@@ -6,44 +6,46 @@ Source: Kwon et al. 2023.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from octavo.errors import ModelError, RangeError
-from octavo.lab.language.gpt.attention_mixer import AttentionMixer
-from octavo.lab.language.gpt.gpt_decoding import DecodingState, first_state, step
-from octavo.lab.language.gpt.gpt_network import GPT, check_ids
-from octavo.lab.language.gpt.growing_rows import GrowingRows
-
-PAGE = 64
-"""Positions of a page."""
+from octavo.errors import FormatError, RangeError
+from octavo.lab.language.gpt.paged_attention import PAGE, Pages, paged_attention
+from octavo.ops import encode
+from octavo.tensors.formats import core
+from octavo.tensors.packed_tensor import part_specs
 
 
 class PagedCache:
     """Keys and values of many sequences in ``pages`` pages of ``page`` positions, of which each sequence has a table.
 
-    ``layers``: heads of keys and values, and the size of each, of every layer. A sequence holds less than a page more
-    than it needs. A page that is full may be in the tables of several sequences; it is never written again.
+    ``layers``: heads of keys and values, and the size of each, of every layer. A third number says how many first
+    numbers of a key are its value, as of latents; values then have no rows of their own. ``format``: the block format
+    that rows are packed in, None for numbers of ``dtype``. A sequence holds less than a page more than it needs. A page
+    that is full may be in the tables of several sequences; it is never written again.
     """
 
     def __init__(
         self,
-        layers: Sequence[tuple[int, int]],
+        layers: Sequence[tuple[int, ...]],
         pages: int,
         *,
         page: int = PAGE,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        format: str | None = None,
     ) -> None:
-        """Make the pool, all pages free."""
+        """Make the pool, all pages free. Raises RangeError for counts and FormatError for formats without blocks."""
         if pages < 1 or page < 1:
             raise RangeError(f"{pages} pages of {page} positions; accepted is 1 and more of both")
-        self.page = page
-        self._pools = [torch.zeros(2, pages, heads, page, size, dtype=dtype, device=device) for heads, size in layers]
+        if format is not None:
+            _check_rows_apart(format)
+        self.page, self.format, self._dtype = page, format, dtype
+        self._layers = [(*layer, 0)[:3] for layer in layers]
+        self._pools = [self._pool(pages, heads, size, values, device) for heads, size, values in self._layers]
         self._uses = [0] * pages
         self._free = list(range(pages))[::-1]
         self._tables: dict[int, list[int]] = {}
@@ -77,7 +79,8 @@ class PagedCache:
         if full < len(shared):
             table = [*table, copy := self._taken()]
             for pool in self._pools:
-                pool[:, copy] = pool[:, shared[full]]
+                for part in pool:
+                    part[:, copy] = part[:, shared[full]]
         sequence, self._next = self._next, self._next + 1
         self._tables[sequence], self._lengths[sequence] = table, length
         return sequence
@@ -95,13 +98,26 @@ class PagedCache:
         table += [self._taken() for _ in range(missing)]
         self._lengths[sequence] = length
 
-    def write(self, sequence: int, layer: int, first: int, key_KSd: Tensor, value_KSd: Tensor) -> None:
+    def write(self, sequence: int, layer: int, first: int, key_KSd: Tensor, value_KSd: Tensor | None = None) -> None:
         """Write keys and values of the positions from ``first`` on; the sequence has grown to hold them."""
-        pool = self._pools[layer]
-        places_S = torch.arange(first, first + key_KSd.shape[1], device=pool.device)
-        pages_S = torch.tensor(self._tables[sequence], device=pool.device)[places_S // self.page]
-        for part, given_KSd in zip(pool, (key_KSd, value_KSd), strict=True):
-            part[pages_S, :, places_S % self.page] = given_KSd.transpose(0, 1)
+        pool, count = self._pools[layer], key_KSd.shape[1]
+        table, device = self._tables[sequence], pool[0].device
+        places: tuple[Tensor, Tensor] | tuple[int, slice]
+        if first // self.page == (first + count - 1) // self.page:  # nothing of a table goes to a device
+            places = table[first // self.page], slice(first % self.page, first % self.page + count)
+        else:
+            at_S = torch.arange(first, first + count, device=device)
+            places = torch.tensor(table, device=device)[at_S // self.page], at_S % self.page
+        for number, rows_KSd in enumerate((key_KSd, value_KSd)[: len(pool[0])]):
+            if rows_KSd is None:
+                raise RangeError(f"layer {layer} has values of its own, and none are written")
+            parts = (rows_KSd,) if self.format is None else _packed(rows_KSd, self.format)
+            for part, rows in zip(pool, parts, strict=True):
+                target = part[number]
+                if isinstance(places[0], int):
+                    target[places[0], :, places[1]] = rows
+                else:
+                    target[places[0], :, places[1]] = rows.transpose(0, 1)
 
     def rows(self, sequences: Sequence[int], layer: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of sequences of one length in order, ``[B, K, S, d]``, gathered from their pages."""
@@ -110,11 +126,29 @@ class PagedCache:
             raise RangeError(
                 f"sequences have lengths {[self.length(one) for one in sequences]}; accepted is one length"
             )
-        tables = torch.tensor([self._tables[one] for one in sequences], dtype=torch.int64)
+        keys, values = self.pages(layer)
+        tables = torch.tensor([self._tables[one] for one in sequences], dtype=torch.int64).to(keys.rows.device)
         key, value = (
-            part[tables.to(part.device)].transpose(1, 2).flatten(2, 3)[:, :, :length] for part in self._pools[layer]
+            part.numbers(tables, self._dtype).transpose(1, 2).flatten(2, 3)[:, :, :length]
+            for part in (keys, keys if isinstance(values, int) else values)
         )
-        return key, value
+        return key, value[..., :values] if isinstance(values, int) else value
+
+    def pages(self, layer: int) -> tuple[Pages, Pages | int]:
+        """Return the pages of keys and of values of all sequences; for the latter a count where keys have them."""
+        (_, size, values), (rows, *scales) = self._layers[layer], self._pools[layer]
+        kinds = [Pages(rows[kind], size, self.format, scales[0][kind] if scales else None) for kind in range(len(rows))]
+        return kinds[0], values or kinds[1]
+
+    def tables(self, sequences: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the pages of sequences in order, padded with 0, and their positions: int32 ``[B, P]`` and ``[B]``."""
+        longest = max(1, *(len(self._tables[one]) for one in sequences))
+        padded = [self._tables[one] + [0] * (longest - len(self._tables[one])) for one in sequences]
+        lengths = [self.length(one) for one in sequences]
+        # One copy to the device for both.
+        both = torch.tensor([[*row, length] for row, length in zip(padded, lengths, strict=True)], dtype=torch.int32)
+        both = both.to(self._pools[0][0].device)
+        return both[:, :-1].contiguous(), both[:, -1].contiguous()
 
     def leave(self, sequence: int) -> None:
         """End a sequence; pages that no other one holds are free. Raises RangeError for one that is not there."""
@@ -130,64 +164,52 @@ class PagedCache:
         self._uses[page] = 1
         return page
 
+    def _pool(self, pages: int, heads: int, size: int, values: int, device: torch.device | str) -> list[Tensor]:
+        """Return memory of the rows of a layer, or of their codes and scales: ``[1 or 2, pages, heads, page, ...]``."""
+        shape = (1 if values else 2, pages, heads, self.page)
+        if self.format is None:
+            return [torch.zeros(*shape, size, dtype=self._dtype, device=device)]
+        specs = part_specs(core(self.format), (*shape, size), -1)[:2]
+        return [torch.zeros(part, dtype=dtype, device=device) for _, dtype, part in specs]
 
-class PagedDecoding:
-    """Sequences of a model that join, grow and end on their own, their keys and values in one :class:`PagedCache`.
 
-    Each decodes as it would alone, bit for bit. Mixers are those of attention. Raises ModelError for another one.
+@dataclass(frozen=True)
+class SequencePages:
+    """The pages of one sequence that decodes, as a mixer of layer ``layer`` sees them.
+
+    ``table_1P``, ``length_1``: its pages and its positions, that of the present token included.
     """
 
-    def __init__(self, model: GPT, pages: int, *, page: int = PAGE) -> None:
-        """Make the cache."""
-        layers = []
-        block: Any
-        for layer, block in enumerate(model.blocks):
-            if type(block.mixer).step is not AttentionMixer.step:
-                raise ModelError(f"block {layer}: {type(block.mixer).__name__} keeps no keys and values to be paged")
-            layers.append((block.mixer.kv_heads, block.mixer.size))
-        some = next(model.parameters())
-        self.model, self.cache = model, PagedCache(layers, pages, page=page, dtype=some.dtype, device=some.device)
-        self._states: dict[int, DecodingState] = {}
+    cache: PagedCache
+    sequence: int
+    layer: int
+    table_1P: Tensor
+    length_1: Tensor
 
-    def join(self, like: int | None = None) -> int:
-        """Return the number of a new sequence, empty or at the state of another one, whose full pages it shares."""
-        sequence = self.cache.join(like)
-        state = first_state(self.model, 1) if like is None else self._states[like]
-        self._states[sequence] = replace(state, mixers=list(state.mixers), ffns=list(state.ffns))
-        return sequence
+    def attend(
+        self, query_1Hd: Tensor, key_1K1d: Tensor, value_1K1d: Tensor | None, *, scale: float, window: int | None
+    ) -> Tensor:
+        """Write the present key and value, and return the mixed values ``[1, H, v]`` of all positions so far."""
+        last = self.cache.length(self.sequence) - 1
+        own = None if value_1K1d is None else value_1K1d[0]
+        self.cache.write(self.sequence, self.layer, last, key_1K1d[0], own)
+        keys, values = self.cache.pages(self.layer)
+        return paged_attention(
+            query_1Hd, keys, values, self.table_1P, self.length_1, scale=scale, window=window or 0
+        )  # fmt: skip
 
-    @torch.no_grad()
-    def step(self, ids: Mapping[int, int]) -> dict[int, Tensor]:
-        """Return the log-probabilities ``[V]`` after the next id of each sequence that is named.
 
-        Raises RangeError for an id outside the vocabulary, and where pages are short, before any sequence has moved.
-        """
-        if not ids:
-            return {}
-        check_ids(torch.tensor([list(ids.values())], dtype=torch.int64), self.model.config.vocabulary)
-        needed = sum(self.cache.length(sequence) % self.cache.page == 0 for sequence in ids)
-        if needed > self.cache.free_pages:
-            raise RangeError(f"{len(ids)} sequences need {needed} pages; {self.cache.free_pages} are free")
-        return {sequence: self._step(sequence, given) for sequence, given in ids.items()}
+def _packed(rows_KSd: Tensor, format: str) -> tuple[Tensor, Tensor]:
+    """Return codes and scales of rows."""
+    packed = encode(rows_KSd.contiguous(), format)
+    return packed.codes, packed.scales
 
-    def leave(self, sequence: int) -> None:
-        """End a sequence and free its pages."""
-        self.cache.leave(sequence)
-        del self._states[sequence]
 
-    def _step(self, sequence: int, given: int) -> Tensor:
-        state, length = self._states[sequence], self.cache.length(sequence)
-        for layer, held in enumerate(state.mixers):
-            if length:
-                key, value = self.cache.rows([sequence], layer)
-                held = {**held, "key": GrowingRows(key, 2), "value": GrowingRows(value, 2)}
-            state.mixers[layer] = held
-        id_1 = torch.tensor([given], device=next(self.model.parameters()).device)
-        found_1V, state = step(self.model, id_1, state)
-        self.cache.grow(sequence)
-        for layer, held in enumerate(state.mixers):
-            self.cache.write(sequence, layer, length, *(held[name].rows[0, :, -1:] for name in ("key", "value")))
-            # Pages hold them; a state keeps the documents of its positions alone.
-            state.mixers[layer] = {**held, "key": None, "value": None}
-        self._states[sequence] = state
-        return found_1V[0]
+def _check_rows_apart(format: str) -> None:
+    """Refuse a format whose rows cannot be packed and read one by one."""
+    fmt = core(format)
+    if fmt.granularity != "block" or fmt.has_zeros or fmt.has_levels:
+        raise FormatError(
+            f"'{fmt}' packs no cache; accepted are formats with a scale for each block of a row and nothing else, such "
+            "as mxint8, int8:g32 or mxfp4"
+        )
