@@ -55,7 +55,10 @@ def test_work_and_bytes_are_counted_pair_by_pair():
     assert held == {
         "mha": tokens * 2 * 32 * 4, "gqa": tokens * 2 * 16 * 4, "mla": tokens * 16 * 4,
         "mla_absorbed": tokens * 16 * 4, "paged": tokens * 2 * 32 * 4,
+        "gqa_pages": tokens * 2 * 16 * 4, "mla_pages": tokens * 16 * 4,
     }  # fmt: skip
+    for phase, whole in (("prompt", "mla"), ("decode", "mla_absorbed")):
+        assert SMALL.flops("mla_pages", tokens, phase) == SMALL.flops(whole, tokens, phase)
     # At most a page more than is needed.
     assert SMALL.cache_bytes("paged", tokens) == 48 * 2 * 32 * 4 and SMALL.cache_bytes("gqa", tokens) == held["gqa"]
 
@@ -80,7 +83,7 @@ def test_a_bench_is_a_line_a_timing_and_goes_on(octavo, tmp_path):
     for row in first["rows"]:
         assert all(row[f"{phase}_{name}"] > 0 for phase in PHASES for name in ("s", "tflops", "gb_s", "peak_bytes"))
     lines = (out / "study.jsonl").read_text().splitlines()
-    assert len(lines) == 1 + 5 * 2 * 2
+    assert len(lines) == 1 + len(KINDS) * 2 * 2
     shown = octavo("lab", "study", "attention", "--kinds", "all", *ARGS, "--rounds", 2, "-o", out).output
     again = (out / "study.jsonl").read_text().splitlines()
     assert again[: len(lines)] == lines and len(again) == 2 * len(lines)

@@ -23,7 +23,8 @@ def attention(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="naive,fused; or any of mha, gqa, mla, mla_absorbed, paged; or all of these.  [default: naive,fused]",
+            help="naive,fused; or any of mha, gqa, mla, mla_absorbed, paged, gqa_pages, mla_pages; or all of these.  "
+            "[default: naive,fused]",
         ),
     ] = None,
     lengths: Annotated[
@@ -87,12 +88,14 @@ def attention(
     naive,fused: softmax(Q K^T / sqrt(d)) V holds one score for each pair of tokens; scaled_dot_product_attention
     computes the same a tile of scores at a time, so that memory grows with the length and not with its square.
 
-    mha, gqa, mla, mla_absorbed, paged: what a prompt and a decoded token cost. mha keeps a key and a value of every
-    head; gqa those of a few heads that others share; mla a latent a position, from which it makes keys and values of
-    all heads; mla_absorbed the same without making them; paged those of mha in pages of 64 positions. Time runs from
-    given queries to mixed heads. All points of a run are measured before the next run; every timing is a line of
-    FOLDER/study.jsonl. Forms of the same attention are compared before they are timed. A prompt of 16,384 positions
-    takes seconds on a CPU, and time grows with its square: give shorter --lengths for a first look.
+    mha, gqa, mla, mla_absorbed, paged, gqa_pages, mla_pages: what a prompt and a decoded token cost. mha keeps a key
+    and a value of every head; gqa those of a few heads that others share; mla a latent a position, from which it makes
+    keys and values of all heads; mla_absorbed the same without making them; paged those of mha in pages of 64
+    positions, gathered for each token. Tokens of gqa_pages and mla_pages attend to pages of gqa and mla_absorbed where
+    they lie; on a GPU a kernel does so, in float16 and bfloat16. Time runs from given queries to mixed heads. All
+    points of a run are measured before the next run; every timing is a line of FOLDER/study.jsonl. Forms of the same
+    attention are compared before they are timed. A prompt of 16,384 positions takes seconds on a CPU, and time grows
+    with its square: give shorter --lengths for a first look.
 
     The same command goes on where it was stopped.
 
@@ -119,11 +122,11 @@ def attention(
     if set(chosen) != set(_PAIR):
         raise SettingError(
             f"--kinds {kinds}: naive and fused are compared with each other; accepted are naive,fused, or some of mha, "
-            "gqa, mla, mla_absorbed, paged"
+            "gqa, mla, mla_absorbed, paged, gqa_pages, mla_pages"
         )
     if wrong := [*of_kinds, *(["plot"] if plot else [])]:
         raise SettingError(
-            f"--{wrong[0].replace('_', '-')} is of --kinds mha, gqa, mla, mla_absorbed and paged; give --kinds all"
+            f"--{wrong[0].replace('_', '-')} is of --kinds mha, gqa, mla, mla_absorbed, and of pages; give --kinds all"
         )
     settings = {**shared, "width": width, "causal": causal, **({} if rounds is None else {"rounds": rounds})}
     _pair(lengths, dtypes, settings, device, out, json=json)

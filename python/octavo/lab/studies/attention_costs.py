@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -15,6 +16,7 @@ from octavo.errors import ContractError, SettingError
 from octavo.lab.language.gpt.attention_masks import causal_product, step_product
 from octavo.lab.language.gpt.latent_attention import LatentAttention, LatentMixer
 from octavo.lab.language.gpt.mixing_context import MixingContext
+from octavo.lab.language.gpt.paged_attention import paged_attention
 from octavo.lab.language.gpt.paged_cache import PagedCache
 from octavo.lab.language.gpt.parameter_start import initialize
 from octavo.lab.studies.attention_speed import DTYPES, peak
@@ -23,7 +25,7 @@ from octavo.lab.studies.stopwatch import machine, timed
 from octavo.lab.studies.training_costs import allocated
 from octavo.search.journal import Journal
 
-KINDS = ("mha", "gqa", "mla", "mla_absorbed", "paged")
+KINDS = ("mha", "gqa", "mla", "mla_absorbed", "paged", "gqa_pages", "mla_pages")
 PHASES = ("prompt", "decode")
 AGREE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 """Largest difference of two forms of one attention, of the largest value: sums in another order."""
@@ -36,7 +38,8 @@ class AttentionCosts:
 
     ``kinds``: ``mha``, a key and a value for each of ``heads``; ``gqa``, for each of ``kv_heads``; ``mla``, latents of
     ``rank`` and a turned key of ``rotary`` in the cache, widened to keys and values of all heads; ``mla_absorbed``, the
-    same without widening; ``paged``, those of ``mha`` gathered from pages of ``page`` positions.
+    same without widening; ``paged``, those of ``mha`` gathered from pages of ``page`` positions; ``gqa_pages`` and
+    ``mla_pages``, tokens of ``gqa`` and ``mla_absorbed`` that attend to pages where they lie, on a GPU by a kernel.
     ``contexts``: positions of the prompt, and those in the cache when a token is decoded. ``runs``: timings of each.
     ``profile``: name the dominant kernel of each phase. Raises SettingError for values that are not accepted.
     """
@@ -154,11 +157,11 @@ class AttentionCosts:
         """Return the numbers that a cache of this kind holds a position."""
         if kind.startswith("mla"):
             return self.rank + self.rotary
-        return 2 * (self.kv_heads if kind == "gqa" else self.heads) * self.head_size
+        return 2 * (self.kv_heads if kind.startswith("gqa") else self.heads) * self.head_size
 
     def cache_bytes(self, kind: str, context: int) -> int:
         """Return the bytes of the caches of all sequences; of pages the last one's free rows, too."""
-        rows = -(-context // self.page) * self.page if kind == "paged" else context
+        rows = -(-context // self.page) * self.page if kind.startswith("paged") or kind.endswith("pages") else context
         return self.batch * rows * self.cached_values(kind) * DTYPES[self.dtype].itemsize
 
     def flops(self, kind: str, context: int, phase: str) -> int:
@@ -167,9 +170,9 @@ class AttentionCosts:
         queries = context if phase == "prompt" else 1
         pairs = self.batch * self.heads * (context * (context + 1) // 2 if phase == "prompt" else context)
         size, rank, rotary = self.head_size, self.rank, self.rotary
-        if kind == "mla":
+        if kind == "mla" or (kind == "mla_pages" and phase == "prompt"):
             return 2 * (size + rotary + size) * pairs + 4 * self.batch * context * rank * self.heads * size
-        if kind == "mla_absorbed":
+        if kind.startswith("mla"):
             return 2 * (rank + rotary + rank) * pairs + 4 * self.batch * queries * rank * self.heads * size
         return 4 * size * pairs
 
@@ -219,11 +222,16 @@ def attentions(
     if kind.startswith("mla"):
         turned, cached = drawn(batch, heads, queries, costs.rotary), drawn(batch, context, costs.rank + costs.rotary)
         mixer, is_prompt = _latent(costs, device), phase == "prompt"
-        return {
+        calls = {
             "mla": lambda: mixer.naive(query, turned, cached, around if is_prompt else None),
             "mla_absorbed": lambda: mixer.absorbed(query, turned, cached, None, causal=is_prompt),
         }
-    kv_heads = costs.kv_heads if kind == "gqa" else heads
+        if kind == "mla_pages":
+            pages = _FilledPages(costs, cached[:, None], costs.rank)
+            in_place = partial(mixer.absorbed_into, query, turned, partial(pages.attend, scale=mixer.scale))
+            calls["mla_pages"] = pages.before(calls["mla"]) if is_prompt else in_place
+        return calls
+    kv_heads = costs.kv_heads if kind.startswith("gqa") else heads
     key, value = drawn(batch, kv_heads, context, size), drawn(batch, kv_heads, context, size)
 
     def whole() -> Tensor:
@@ -235,12 +243,13 @@ def attentions(
         every_key, every_value = (part.repeat_interleave(heads // kv_heads, 1) for part in (key, value))
         return scaled_dot_product_attention(query, every_key, every_value, is_causal=phase == "prompt")
 
-    calls = {"mha" if kind == "paged" else kind: whole}
-    if kind == "gqa":
-        return calls | {"explicit": explicit}
-    if kind == "paged":
-        return calls | {"paged": _paged(costs, query, key, value, around, phase)}
-    return calls
+    if kind not in ("paged", "gqa_pages"):
+        return {kind: whole} | ({"explicit": explicit} if kind == "gqa" else {})
+    pages = _FilledPages(costs, key, value)
+    if phase == "prompt":
+        return {"whole": whole, kind: pages.before(whole)}
+    gathered = lambda: step_product(query, *pages.cache.rows(pages.sequences, 0), None)  # noqa: E731
+    return {"whole": whole, kind: gathered if kind == "paged" else partial(pages.attend, query, scale=size**-0.5)}
 
 
 def _latent(costs: AttentionCosts, device: torch.device) -> LatentMixer:
@@ -252,31 +261,40 @@ def _latent(costs: AttentionCosts, device: torch.device) -> LatentMixer:
     return mixer.to(device, DTYPES[costs.dtype])
 
 
-def _paged(
-    costs: AttentionCosts, query: Tensor, key: Tensor, value: Tensor, around: MixingContext, phase: str
-) -> Callable[[], Tensor]:
-    """Return attention with keys and values in pages, which a table puts in order."""
-    batch, heads, context, size = key.shape
-    pages = -(-context // costs.page)
-    cache = PagedCache([(heads, size)], batch * pages, page=costs.page, dtype=key.dtype, device=key.device)
-    sequences = [cache.join() for _ in range(batch)]
-    for position in range(0, context, costs.page):  # in turns, so that no sequence has pages side by side
-        for sequence in sequences:
-            cache.grow(sequence, min(costs.page, context - position))
+class _FilledPages:
+    """Keys and values of a batch in pages; ``value`` may be the count of first numbers of a key that are its value."""
 
-    def store() -> None:
-        for sequence, own_key, own_value in zip(sequences, key, value, strict=True):
-            cache.write(sequence, 0, 0, own_key, own_value)
+    def __init__(self, costs: AttentionCosts, key: Tensor, value: Tensor | int) -> None:
+        batch, heads, context, size = key.shape
+        pages, columns = -(-context // costs.page), value if isinstance(value, int) else 0
+        self.key, self.value = key, [None] * batch if isinstance(value, int) else value
+        self.cache = PagedCache(
+            [(heads, size, columns)], batch * pages, page=costs.page, dtype=key.dtype, device=key.device
+        )
+        self.sequences = [self.cache.join() for _ in range(batch)]
+        for position in range(0, context, costs.page):  # in turns, so that no sequence has pages side by side
+            for sequence in self.sequences:
+                self.cache.grow(sequence, min(costs.page, context - position))
+        self.tables = self.cache.tables(self.sequences)
+        self.store()
 
-    def prompt() -> Tensor:
-        store()
-        return causal_product(query, key, value, around, window=None)
+    def store(self) -> None:
+        """Write all rows."""
+        for sequence, own_key, own_value in zip(self.sequences, self.key, self.value, strict=True):
+            self.cache.write(sequence, 0, 0, own_key, own_value)
 
-    def decode() -> Tensor:
-        return step_product(query, *cache.rows(sequences, 0), None)
+    def before(self, prompt: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Return a prompt's attention that writes all rows first."""
 
-    store()
-    return prompt if phase == "prompt" else decode
+        def stored() -> Tensor:
+            self.store()
+            return prompt()
+
+        return stored
+
+    def attend(self, query_BH1d: Tensor, *, scale: float) -> Tensor:
+        """Return attention to all rows, where they lie: ``[B, H, 1, v]``."""
+        return paged_attention(query_BH1d[:, :, 0], *self.cache.pages(0), *self.tables, scale=scale)[:, :, None]
 
 
 def _check(calls: Mapping[str, Callable[[], Tensor]], dtype: torch.dtype, context: int) -> None:
