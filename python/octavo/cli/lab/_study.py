@@ -49,12 +49,31 @@ TrainedOption = Annotated[
 OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go.  [default: octavo-STUDY-MODEL]")
 ]
-SeedsOption = Annotated[int, typer.Option(metavar="N", help="Repetitions with other calibration texts and orders.")]
 DeviceOption = Annotated[
     str | None,
     typer.Option("--device", metavar="NAME", help="cpu, cuda or cuda:N.  [default: cuda where torch finds a GPU]"),
 ]
 QuickOption = Annotated[bool, typer.Option("--quick", help="A look in a minute or two: fewer texts, points and seeds.")]
+
+
+@dataclass(frozen=True)
+class Usual:
+    """The number of an option that is not on the command line: ``whole``, or ``fast`` with --quick."""
+
+    whole: int
+    fast: int
+
+    def option(self, text: str) -> Any:
+        """Return the option; its default is None, so that --quick never overrides a number that was typed."""
+        return typer.Option(metavar="N", help=f"{text}  [default: {self.whole}; with --quick {self.fast}]")
+
+    def seeds(self) -> Any:
+        """Return the option of repetitions."""
+        return self.option("Repetitions with other calibration texts and orders.")
+
+    def of(self, typed: int | None, *, quick: bool) -> int:
+        """Return the number that was typed, or the usual one."""
+        return typed if typed is not None else self.fast if quick else self.whole
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,10 @@ from octavo.cli.lab import (
     study_search,
     study_speed,
 )
-from octavo.cli.lab._study import OutOption, QuickOption, SeedsOption, SubjectOptions, numbers, run, with_subject, words
+from octavo.cli.lab._study import OutOption, QuickOption, SubjectOptions, Usual, numbers, run, with_subject, words
 from octavo.errors import SettingError
+
+_WIDTH_SEEDS, _FORMAT_SEEDS = Usual(3, 2), Usual(3, 1)
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -71,7 +73,7 @@ def ptq_qat(
     widths: Annotated[
         str | None, typer.Option(metavar="BITS", help="Widths of an element.  [default: 2,3,4,6,8,16,32]")
     ] = None,
-    seeds: SeedsOption = 3,
+    seeds: Annotated[int | None, _WIDTH_SEEDS.seeds()] = None,
     qat: Annotated[bool, typer.Option("--qat/--no-qat", help="Train through every format, too.")] = True,
     qat_share: Annotated[
         float | None,
@@ -123,7 +125,7 @@ def ptq_qat(
     most = Training.most if qat_share is None else None
     rate = qat_rate or (Training.rate if epochs is None else 1.0)
     training = Training(qat_share or Training.share, rate, most, epochs) if qat else None
-    study = PtqQat(tuple(names), numbers("--widths", widths), min(seeds, 2) if quick else seeds, training)
+    study = PtqQat(tuple(names), numbers("--widths", widths), _WIDTH_SEEDS.of(seeds, quick=quick), training)
     run(
         "ptq-qat", study.run, studies.width_table, studies.width_notes, width_figure,
         subject=subject, out=out, quick=quick, json=json,
@@ -142,7 +144,7 @@ def formats(
     modes: Annotated[
         str, typer.Option(metavar="NAMES", help="weights: weights alone; both: weights and inputs of layers.")
     ] = "weights,both",
-    seeds: SeedsOption = 3,
+    seeds: Annotated[int | None, _FORMAT_SEEDS.seeds()] = None,
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -165,7 +167,7 @@ def formats(
     chosen = numbers("--widths", widths or ("4" if quick else "2,3,4,6,8"))
     every = [name for name in candidates.FAMILIES if any(candidates.weights(name, width) for width in chosen)]
     names = every if families is None else words(families)
-    study = Formats(tuple(names), chosen, tuple(words(modes)), 1 if quick else seeds, quick)
+    study = Formats(tuple(names), chosen, tuple(words(modes)), _FORMAT_SEEDS.of(seeds, quick=quick), quick)
     run(
         "formats", study.run, studies.format_table, studies.accuracy_notes, format_figure,
         subject=subject, out=out, quick=quick, json=json,

@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from octavo.cli._app import JsonOption
-from octavo.cli.lab._study import OutOption, QuickOption, SubjectOptions, numbers, run, with_subject
+from octavo.cli.lab._study import OutOption, QuickOption, SubjectOptions, Usual, numbers, run, with_subject
+
+_SEEDS = Usual(2, 1)
 
 
 @with_subject
@@ -21,7 +23,7 @@ def lora(
     ] = "int4:g32",
     epochs: Annotated[float, typer.Option(help="Passes over the training texts.")] = 1.0,
     rate: Annotated[float, typer.Option(help="Learning rate of adapters, as a multiple of full fine-tuning's.")] = 10.0,
-    seeds: Annotated[int, typer.Option(metavar="N", help="Repetitions with other adapters, orders and dropout.")] = 2,
+    seeds: Annotated[int | None, _SEEDS.option("Repetitions with other adapters, orders and dropout.")] = None,
     peft: Annotated[
         bool | None, typer.Option("--peft/--no-peft", help="PEFT's adapters, too.  [default: where it is installed]")
     ] = None,
@@ -48,7 +50,7 @@ def lora(
     study = LoraRanks(
         numbers("--ranks", ranks or ("4" if quick else "1,4,16"), "rank"),
         tuple(text.strip() for text in bases.split("|") if text.strip()),
-        1 if quick else seeds,
+        _SEEDS.of(seeds, quick=quick),
         Tuning(epochs, rate),
         has_peft() if peft is None else peft,
     )

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from octavo.cli._app import JsonOption
-from octavo.cli.lab._study import OutOption, QuickOption, SubjectOptions, run, with_subject
+from octavo.cli.lab._study import OutOption, QuickOption, SubjectOptions, Usual, run, with_subject
+
+_IN_PROCESSES, _ON_GPU = Usual(1000, 64), Usual(64, 16)
 
 
 @with_subject
@@ -24,7 +26,7 @@ def memory(
         ),
     ] = None,
     texts: Annotated[
-        int | None, typer.Option(help="Texts that are answered while memory is measured.  [default: 1000; on a GPU 64]")
+        int | None, _IN_PROCESSES.option("Texts that are answered while memory is measured; on a GPU 64, else:")
     ] = None,
     quick: QuickOption = False,
     json: JsonOption = False,
@@ -57,11 +59,11 @@ def memory(
     chosen = None if recipes is None else tuple(text.strip() for text in recipes.split("|") if text.strip())
     measure = partial(run, "memory", subject=subject, out=out, quick=quick, json=json, opener=open_for_memory)
     if device_of(subject.device).type == "cuda":
-        count = 64 if texts is None else texts
-        study = DeviceMemory((LINEAR, EVERYTHING) if chosen is None else chosen, min(count, 16) if quick else count)
+        count = _ON_GPU.of(texts, quick=quick)
+        study = DeviceMemory((LINEAR, EVERYTHING) if chosen is None else chosen, count)
         measure(study.run, device_memory_tables.device_memory_table, device_memory_tables.device_memory_notes,
                 device_memory_tables.device_memory_figure)  # fmt: skip
         return
-    count = 1000 if texts is None else texts
-    in_processes = Memory(("mxint8", "int4:g32") if chosen is None else chosen, min(count, 64) if quick else count)
+    count = _IN_PROCESSES.of(texts, quick=quick)
+    in_processes = Memory(("mxint8", "int4:g32") if chosen is None else chosen, count)
     measure(in_processes.run, result_files.memory_table, result_files.memory_notes, memory_figure)

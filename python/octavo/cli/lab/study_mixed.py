@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from octavo.cli._app import JsonOption
-from octavo.cli.lab._study import OutOption, QuickOption, SubjectOptions, run, with_subject, words
+from octavo.cli.lab._study import OutOption, QuickOption, SubjectOptions, Usual, run, with_subject, words
 from octavo.cli.lab.study_nas import StorageOption
 
 if TYPE_CHECKING:
     from octavo.lab.studies.measured_points import Laboratory
+
+_TRIALS = Usual(24, 6)
 
 
 @with_subject
@@ -40,9 +42,7 @@ def mixed(
         typer.Option(metavar="NAME", help="Fractions of integers by hand: mase-a: max(4, w-2); mase-b: w/2."),
     ] = None,
     samplers: Annotated[str, typer.Option(metavar="NAMES", help="tpe, random, nsga2, grid.")] = "tpe,random",
-    trials: Annotated[
-        int | None, typer.Option(metavar="N", help="Evaluations of each search.  [default: 24; with --quick 6]")
-    ] = None,
+    trials: Annotated[int | None, _TRIALS.option("Evaluations of each search.")] = None,
     epochs: Annotated[
         float | None,
         typer.Option(
@@ -77,7 +77,7 @@ def mixed(
     from octavo.report.architecture_plots import best_so_far_figure
 
     classes = classes_of(words(groups) if groups is not None else ("integer", "block") if quick else tuple(CLASSES))
-    evaluations = trials if trials is not None else 6 if quick else 24
+    evaluations = _TRIALS.of(trials, quick=quick)
     study = MixedPrecision(classes, preset, baseline, tuple(words(samplers)), evaluations, epochs, seed, points=points)
 
     def work(laboratory: Laboratory) -> list[dict[str, Any]]:

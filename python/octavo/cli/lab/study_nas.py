@@ -10,7 +10,7 @@ import typer
 
 from octavo.cli._app import JsonOption
 from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption, TestOption
-from octavo.cli.lab._study import DataOption, DeviceOption, OutOption, QuickOption, resumable, show, words
+from octavo.cli.lab._study import DataOption, DeviceOption, OutOption, QuickOption, Usual, resumable, show, words
 from octavo.errors import SettingError
 
 StorageOption = Annotated[
@@ -19,6 +19,8 @@ StorageOption = Annotated[
         metavar="WHERE", help="A file, or postgresql://USER@HOST/DATABASE for many workers.  [default: inside --out]"
     ),
 ]
+
+_TRIALS, _SAMPLER_SEEDS, _SEEDS = Usual(32, 6), Usual(5, 2), Usual(3, 2)
 
 
 def nas(
@@ -34,9 +36,11 @@ def nas(
     samplers: Annotated[
         str | None, typer.Option(metavar="NAMES", help="grid, random, tpe, nsga2.  [default: all; labs: random,tpe]")
     ] = None,
-    trials: Annotated[int, typer.Option(metavar="N", help="Distinct networks of each search.")] = 32,
-    sampler_seeds: Annotated[int, typer.Option(metavar="N", help="Searches of each sampler.")] = 5,
-    seeds: Annotated[int, typer.Option(metavar="N", help="Trainings of the chosen network.")] = 3,
+    trials: Annotated[
+        int | None, _TRIALS.option("Distinct networks of each search; the grid of lab32 goes through all 32.")
+    ] = None,
+    sampler_seeds: Annotated[int | None, _SAMPLER_SEEDS.option("Searches of each sampler.")] = None,
+    seeds: Annotated[int | None, _SEEDS.option("Trainings of the chosen network.")] = None,
     epochs: Annotated[
         str, typer.Option(metavar="NUMBERS", help="Of each training; several: one network at each of them.")
     ] = "1",
@@ -93,12 +97,14 @@ def nas(
     compression = Compression(recipe, sparsity, tune_epochs) if recipe or sparsity else None
     study: Any
     if len(lengths) > 1:
-        study = EpochCurve(lengths, None if point is None else _point(point), preset, scale, 1 if quick else seeds)
+        study = EpochCurve(
+            lengths, None if point is None else _point(point), preset, scale, _SEEDS.of(seeds, quick=quick)
+        )
     else:
         stopping = None if stop is None else Stopping(stop)
         study = Architectures(
-            preset, scale, tuple(names), min(trials, 6) if quick else trials, min(sampler_seeds, 2) if quick else
-            sampler_seeds, 2 if quick else seeds, lengths[0], stopping,
+            preset, scale, tuple(names), _TRIALS.of(trials, quick=quick), _SAMPLER_SEEDS.of(sampler_seeds, quick=quick),
+            _SEEDS.of(seeds, quick=quick), lengths[0], stopping,
         )  # fmt: skip
     place = chosen_device(device)
     split = open_split(data, corpus, held_out, test=test, quick=quick)

@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from octavo.cli._app import JsonOption
-from octavo.cli.lab._study import OutOption, QuickOption, SeedsOption, SubjectOptions, run, with_subject, words
+from octavo.cli.lab._study import OutOption, QuickOption, SubjectOptions, Usual, run, with_subject, words
 from octavo.errors import SettingError
+
+_SEEDS = Usual(2, 1)
 
 
 @with_subject
@@ -43,7 +45,7 @@ def prune(
     cooldown: Annotated[
         float, typer.Option(metavar="S", help="Seconds of rest between runs, for a laptop that grows hot.")
     ] = 0.0,
-    seeds: SeedsOption = 2,
+    seeds: Annotated[int | None, _SEEDS.seeds()] = None,
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -74,7 +76,7 @@ def prune(
         tuple(words(criteria)),
         tuple(words(scopes or ("local" if quick else "local,global"))),
         tuple(words(granularities)),
-        1 if quick else seeds,
+        _SEEDS.of(seeds, quick=quick),
         Tuning(epochs) if tune else None,
         recipe,
         baseline,

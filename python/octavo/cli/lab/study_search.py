@@ -7,13 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from octavo.cli._app import JsonOption
-from octavo.cli.lab._study import OutOption, QuickOption, SeedsOption, SubjectOptions, run, with_subject, words
+from octavo.cli.lab._study import OutOption, QuickOption, SubjectOptions, Usual, run, with_subject, words
 
 FormatsOption = Annotated[
     str | None,
     typer.Option(metavar="FORMATS", help="Candidates, as recipes write them.  [default: eight of 3.5 to 8.25 bits]"),
 ]
-SamplesOption = Annotated[int, typer.Option(metavar="N", help="Training texts that sensitivities are measured on.")]
+_SEEDS, _SAMPLES = Usual(2, 1), Usual(64, 16)
+SamplesOption = Annotated[int | None, _SAMPLES.option("Training texts that sensitivities are measured on.")]
 
 
 @with_subject
@@ -24,7 +25,7 @@ def sensitivity(
     roles: Annotated[
         str, typer.Option(metavar="NAMES", help="weight: weights; input: inputs of layers; or both.")
     ] = "weight",
-    samples: SamplesOption = 64,
+    samples: SamplesOption = None,
     estimate: Annotated[
         bool, typer.Option("--estimate/--no-estimate", help="Estimate from one backward pass, too.")
     ] = True,
@@ -47,7 +48,7 @@ def sensitivity(
     from octavo.report.search_plots import sensitivity_figure
 
     chosen = tuple(words(formats)) if formats is not None else FORMATS
-    study = FormatSensitivity(chosen, tuple(words(roles)), min(samples, 16) if quick else samples, estimate)
+    study = FormatSensitivity(chosen, tuple(words(roles)), _SAMPLES.of(samples, quick=quick), estimate)
 
     def draw(rows: Any, *, metric: str, title: str) -> Any:
         return sensitivity_figure(rows, title=title)
@@ -68,11 +69,11 @@ def combined(
     formats: FormatsOption = None,
     sparsity: Annotated[float, typer.Option(metavar="SHARE", help="Share of the weights of each layer that go.")] = 0.5,
     epochs: Annotated[float, typer.Option(help="Passes over the training texts, after quantizing and pruning.")] = 1.0,
-    samples: SamplesOption = 64,
+    samples: SamplesOption = None,
     baseline: Annotated[
         str | None, typer.Option(metavar="NAME", help="mase: 8 bits with fractions by hand, activations pruned, too.")
     ] = None,
-    seeds: SeedsOption = 2,
+    seeds: Annotated[int | None, _SEEDS.seeds()] = None,
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -100,7 +101,7 @@ def combined(
     check_model(subject.model, trained=subject.trained is not None)
     chosen = tuple(words(formats)) if formats is not None else FORMATS
     study = Combined(
-        budget, chosen, sparsity, 1 if quick else seeds, Tuning(epochs), min(samples, 16) if quick else samples,
+        budget, chosen, sparsity, _SEEDS.of(seeds, quick=quick), Tuning(epochs), _SAMPLES.of(samples, quick=quick),
         2 if quick else 6, baseline,
     )  # fmt: skip
     run(
