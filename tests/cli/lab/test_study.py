@@ -418,6 +418,55 @@ def test_models_are_captured_without_a_graph_break(octavo, tmp_path):
     assert found["machine"]["device"] == "cpu" and found["settings"]["backend"] == "eager"
 
 
+@pytest.fixture
+def bert(tmp_path):
+    import torch
+
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.BertConfig(vocab_size=61, max_position_embeddings=16, num_labels=3, **sizes)
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+def test_the_model_of_a_folder_is_compiled_in_place_of_the_tiny_one(octavo, bert, tmp_path):
+    import torch
+    import transformers
+    from octavo.lab.studies.compile_speed import Compile
+
+    study = Compile(batch=2, length=8, folder=str(bert))
+    ids = study.inputs(torch.device("cpu"))
+    whole = transformers.BertForSequenceClassification.from_pretrained(bert).eval()
+    with torch.no_grad():
+        assert torch.equal(study.model("fp32")(ids), whole(ids).logits) and ids.shape == (2, 8) and ids.min() >= 5
+        assert (study.model("packed")(ids) - whole(ids).logits).abs().max() < 0.1
+    out = ("-o", tmp_path / "study")
+    assert "--length is 64" in octavo("study", "compile", "--model", bert, *out, code=2).output
+    assert "unknown model" in octavo("study", "compile", "--model", tmp_path / "none", *out, code=2).output
+
+
+@pytest.mark.slow
+def test_a_folder_is_captured_and_found_again(octavo, bert, tmp_path):
+    command = (
+        "study",
+        "compile",
+        *SMALL[:-6],
+        "--rounds",
+        1,
+        "--model",
+        bert,
+        "--backend",
+        "eager",
+        "-o",
+        tmp_path / "s",
+    )
+    shown = octavo(*command).stdout
+    lines = (tmp_path / "s" / "study.jsonl").read_text()
+    assert octavo(*command).stdout == shown and (tmp_path / "s" / "study.jsonl").read_text() == lines
+    assert json.loads(lines.splitlines()[0])["settings"]["folder"] == "bert"
+
+
 @pytest.mark.slow
 def test_models_are_compiled(octavo, tmp_path):
     compiled(octavo, tmp_path / "study")

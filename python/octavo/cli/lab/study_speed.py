@@ -30,6 +30,10 @@ RoundsOption = Annotated[int, typer.Option(metavar="N", help="Timings of each co
 
 
 def compile_(
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Model of transformers that reads texts.  [default: a tiny BERT]"),
+    ] = None,
     recipe: Annotated[
         str, typer.Option(metavar="TEXT", help="Recipe that quantizes and packs the model.")
     ] = "type:Linear mxint8",
@@ -38,7 +42,7 @@ def compile_(
     ] = "inductor",
     batch: BatchOption = 8,
     length: Annotated[int, typer.Option(metavar="N", help="Tokens per text.")] = 64,
-    layers: Annotated[int, typer.Option(metavar="N", help="Layers of the BERT encoder.")] = 2,
+    layers: Annotated[int, typer.Option(metavar="N", help="Layers of the tiny BERT.")] = 2,
     width: Annotated[int, typer.Option(metavar="N", help="Its width, a multiple of 64.")] = 128,
     rounds: RoundsOption = 15,
     calls: Annotated[
@@ -51,14 +55,15 @@ def compile_(
 ) -> None:
     """torch.compile against eager: the first call, every later one, and graph breaks.
 
-    A tiny BERT with fresh weights is called in float32, quantized (simulated) and packed, in eager mode and compiled.
-    The first compiled call starts with empty caches; later calls are medians of rounds that take turns. A graph break
-    is a place where Python has to go on between two compiled pieces.
+    A tiny BERT with fresh weights, or the model of a folder, is called in float32, quantized (simulated) and packed, in
+    eager mode and compiled. The first compiled call starts with empty caches; later calls are medians of rounds that
+    take turns. A graph break is a place where Python has to go on between two compiled pieces.
 
     \b
     Examples:
       octavo lab study compile
       octavo lab study compile --calls 5,50
+      octavo lab study compile --model bert/ --device cpu,cuda
       octavo lab study compile --recipe 'type:Linear int8:channel input=int8:channel'
       octavo lab study compile --batch 32 --layers 6 --width 384
       octavo lab study compile --backend aot_eager       # without a C++ compiler: capture alone
@@ -68,7 +73,9 @@ def compile_(
     from octavo.lab.studies.stopwatch import devices_of
 
     totals = () if calls is None else numbers("--calls", calls, "number of calls")
-    study = Compile(recipe, backend, batch, length, layers, width, rounds, totals)
+    study = Compile(
+        recipe, backend, batch, length, layers, width, rounds, totals, None if model is None else str(model)
+    )
     measure("compile", study, devices_of(device), out, json=json, table=speed_studies.compile_table,
          notes=speed_studies.compile_notes, draw=speed_studies.compile_figure)  # fmt: skip
 

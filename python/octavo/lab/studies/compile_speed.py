@@ -6,18 +6,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import octavo
+from octavo.compress.text_models import positions_of, task_of
 from octavo.errors import OctavoError, SettingError
 from octavo.lab.classifiers import Classifier, ClassifierConfig
 from octavo.lab.studies.stopwatch import in_turn, machine, once
 from octavo.recipe import Recipe
+from octavo.search.fingerprints import identity_of
 from octavo.search.journal import Journal
 from octavo.storage import folders
 
@@ -29,6 +32,8 @@ VOCABULARY = 1000
 @dataclass(frozen=True)
 class Compile:
     """The study: a tiny BERT with fresh weights in float32, quantized by ``recipe``, and packed.
+
+    ``folder``: of a model of transformers, which takes the place of the tiny BERT.
 
     ``batch`` texts of ``length`` tokens; ``layers`` of ``width``; ``rounds``: timings of every contestant.
     ``backend``: of torch.compile; ``eager`` and ``aot_eager`` capture graphs and compile nothing. ``calls``: numbers of
@@ -44,6 +49,7 @@ class Compile:
     width: int = 128
     rounds: int = 15
     calls: tuple[int, ...] = ()
+    folder: str | None = None
 
     def __post_init__(self) -> None:
         """Check names and numbers before anything is made."""
@@ -60,10 +66,12 @@ class Compile:
 
     def run(self, journal: Journal, device: torch.device, tell: Callable[..., None]) -> list[dict[str, Any]]:
         """Return a row a kind of model: times in seconds, graphs, graph breaks and the largest difference to eager."""
+        own = {name: value for name, value in asdict(self).items() if name not in ("calls", "folder")}
+        if self.folder is not None:
+            own |= {"folder": Path(self.folder).resolve().name, **identity_of(weights=self.model(FP32)).digests}
         rows: list[dict[str, Any]] = []
         for position, kind in enumerate((FP32, "quantized", "packed")):
             tell(f"{kind}: torch.compile", position / 3)
-            own = {name: value for name, value in asdict(self).items() if name != "calls"}
             settings = {"study": "compile", "model": kind, **own, "machine": machine(device)}
             found = journal.find(settings, "row")
             if found is None:
@@ -79,7 +87,9 @@ class Compile:
         return rows
 
     def model(self, kind: str) -> nn.Module:
-        """Return one of the models, always with the same weights."""
+        """Return one of the models, always with the same weights. Raises as :func:`scores_of_folder`."""
+        if self.folder is not None:
+            return self._of_kind(scores_of_folder(self.folder, self.length)[0], kind)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             made: nn.Module = Classifier(
@@ -92,16 +102,22 @@ class Compile:
                     positions=self.length,
                 )
             ).eval()
+        return self._of_kind(made, kind)
+
+    def _of_kind(self, model: nn.Module, kind: str) -> nn.Module:
         if kind == FP32:
-            return made
+            return model
         ids = self.inputs(torch.device("cpu"))
-        made = octavo.quantize_model(made, self.recipe, calibration=[(ids,)], inplace=True, progress=False).eval()
-        return octavo.pack_model(made) if kind == "packed" else made
+        model = octavo.quantize_model(model, self.recipe, calibration=[(ids,)], inplace=True, progress=False).eval()
+        return octavo.pack_model(model) if kind == "packed" else model
 
     def inputs(self, device: torch.device) -> Tensor:
         """Return ids ``[batch, length]``, none of them padding."""
         generator = torch.Generator().manual_seed(1)
-        return torch.randint(1, VOCABULARY, (self.batch, self.length), generator=generator).to(device)
+        words = VOCABULARY if self.folder is None else scores_of_folder(self.folder, self.length)[1]
+        return torch.randint(
+            min(5, words - 1) if self.folder else 1, words, (self.batch, self.length), generator=generator
+        ).to(device)
 
     @torch.no_grad()
     def _measure(self, kind: str, device: torch.device) -> dict[str, Any]:
@@ -143,6 +159,42 @@ class Compile:
                 totals |= {f"{name}_{count}_calls_s": sums[count - 1] for count in sorted(set(self.calls))}
         torch._dynamo.reset()
         return totals
+
+
+class FirstTensor(nn.Module):
+    """A model of transformers that is called with ids alone and returns the first tensor of its output."""
+
+    def __init__(self, network: nn.Module) -> None:
+        """Wrap a model."""
+        super().__init__()
+        self.network = network
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return scores, or hidden states."""
+        return self.network(input_ids=ids, return_dict=False)[0]
+
+
+@lru_cache(maxsize=1)
+def _opened(folder: str) -> nn.Module:
+    from octavo.compress.graph_subjects import subject
+
+    model, _ = subject(folder, values=True)
+    return model
+
+
+def scores_of_folder(folder: str, length: int) -> tuple[nn.Module, int]:
+    """Return a copy of the model in a folder of transformers, called with ids alone, and the size of its vocabulary.
+
+    Raises SettingError for a model that reads no texts, or none of ``length`` tokens, and as
+    :func:`octavo.load_model`.
+    """
+    model = _opened(folder)
+    words = getattr(getattr(model, "config", None), "vocab_size", None)
+    if not Path(folder).is_dir() or not isinstance(words, int) or task_of(model) == "other":
+        raise SettingError(f"{folder}: a {type(model).__name__}; accepted are folders of transformers that read texts")
+    if length > positions_of(model):
+        raise SettingError(f"--length is {length}; {folder} reads up to {positions_of(model)} tokens")
+    return FirstTensor(deepcopy(model).float().eval()), words
 
 
 def _little(ids: Tensor) -> Tensor:
