@@ -36,8 +36,9 @@ def language_page(study: Mapping[str, Any]) -> str:
     ``study``: ``title``; ``facts`` and ``notes``, lines of text; ``baseline``, the name of an arm; ``budgets``, each
     ``name`` and ``told``; ``arms``, each ``arm``, ``told``, ``expected``, ``parameters``, ``tokens_per_s``,
     ``sentence``, ``command`` and ``cells`` by budget (``loss``, ``half``, ``seeds``, ``difference``, ``low``, ``high``,
-    ``verdict``, ``told``, ``reported``); ``bounds``; ``curves``, each ``arm`` and ``points``, pairs of tokens and loss;
-    ``fidelity``, each ``fact`` and ``state``. Texts are shown as they are, markup included.
+    ``verdict``, ``told``, ``reported``); ``claims``, each ``list``, ``technique``, ``claimed``, ``arm``, ``verdict``,
+    ``command`` and the cells ``at_tokens`` and ``at_time``; ``bounds``; ``curves``, each ``arm`` and ``points``, pairs
+    of tokens and loss; ``fidelity``, each ``fact`` and ``state``. Texts are shown as they are, markup included.
     """
     return html_page("language_page.html", str(study["title"]), study)
 

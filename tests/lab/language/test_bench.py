@@ -90,7 +90,10 @@ def test_an_arm_is_a_preset_with_fields_that_differ():
 
 def test_a_budget_is_a_share_of_tokens_or_of_time():
     assert [str(Budget.parse(text)) for text in ("tokens", "0.5time", "1tokens")] == ["tokens", "0.5time", "tokens"]
-    for wrong in ("", "0tokens", "time2", ".time", "seconds"):
+    assert [(one.kind, one.share, str(one)) for one in map(Budget.parse, ("5.4h", "2.50h"))] == [
+        ("hours", 5.4, "5.4h"), ("hours", 2.5, "2.5h")
+    ]  # fmt: skip
+    for wrong in ("", "h", "0h", "5.4hours", "0tokens", "time2", ".time", "seconds"):
         with pytest.raises(SettingError, match="budget"):
             Budget.parse(wrong)
 
@@ -125,6 +128,8 @@ def test_budgets_of_time_give_each_arm_the_tokens_of_the_same_seconds(tmp_path):
         plan("muon", "modern", budgets=("time", "0.5time"), tokens=1280), text_file(tmp_path), tmp_path / "b"
     )
     trained = {(line["arm"], line["budget"]): line["tokens"] for line in lines}
+    hours = run_bench(plan("muon", budgets=("0.0005h",), tokens=1280), text_file(tmp_path), tmp_path / "b")[-2:]
+    assert [(line["arm"], line["tokens"]) for line in hours] == [(BASE, 1792), ("muon", 896)]  # whole updates of 64
     for name, speed in speeds.items():
         assert trained[name, "time"] == 1280 * speed / 1000 and trained[name, "0.5time"] == 640 * speed / 1000
 

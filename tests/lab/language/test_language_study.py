@@ -2,14 +2,17 @@
 
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 from helpers.browser import browser, open_in_browser
 from lab.language.test_bench import lines
 from octavo.errors import DataError
-from octavo.lab.language.bench_arms import arms
+from octavo.lab.language.bench_arms import arm, arms
 from octavo.lab.language.bench_report import BenchReport
+from octavo.lab.language.claims import CLAIMS, NEXT, SECOND, TRIED
 from octavo.lab.language.language_presets import BASE
+from octavo.lab.language.language_scales import SCALES
 from octavo.lab.language.language_study import read_benches, study_table
 from octavo.report.html_page import language_page
 
@@ -63,6 +66,32 @@ def test_every_row_has_the_line_that_repeats_it():
         assert options["--budgets"] == ("tokens,time" if row["arm"] in (BASE, "muon") else "tokens")
 
 
+def test_every_technique_of_the_reports_has_a_row_with_its_claim_and_the_line_that_repeats_it():
+    study = study_table(example())
+    for claim in CLAIMS:
+        own = [row for row in study["claims"] if (row["list"], row["technique"]) == (claim.list, claim.technique)]
+        assert [row["arm"] for row in own] == [*claim.arms, *([""] if claim.command else [])]
+        assert all(row["claimed"] == claim.claimed and row["command"].startswith("octavo lab ") for row in own)
+        for name in claim.arms:
+            arm(name, replace(SCALES["micro"], end_of_text=0))
+    rows = {row["arm"]: row for row in study["claims"]}
+    assert rows["nce"]["at_tokens"]["verdict"] == "even" and "Expected: worse" in rows["nce"]["verdict"]
+    assert "at_tokens" not in rows["gqa"] and rows["gqa"]["verdict"] == "not measured in these benches"
+    assert "--arms gqa --seeds 3 --budgets tokens,time" in rows["gqa"]["command"]
+    assert {claim.list for claim in CLAIMS} == {TRIED, NEXT, SECOND}
+    for name, count in ((NEXT, 10), (SECOND, 13)):
+        assert [int(claim.technique.split(":")[0]) for claim in CLAIMS if claim.list == name] == [*range(1, count + 1)]
+
+
+def test_runs_that_end_at_a_loss_are_no_rows_of_losses():
+    point = {"step": 2, "tokens": 9, "training_s": 1.0, "clock_s": 2.0, "nats": 3.0}
+    timed = {"loss": 3.0, "reached": point, "in_a_row": 1, "claim": False, "estimate": None, "silent": None}
+    timed |= {"validations": [point], "compares": False}
+    plain = example()
+    study = study_table([*plain, *(line | {"arm": "modern", "time_to_loss": timed} for line in plain[:1])])
+    assert study["arms"] == study_table(plain)["arms"] and study["times"][0]["arms"][0]["tokens"] == 9
+
+
 def test_the_page_loads_nothing_and_holds_every_row():
     page = language_page(study_table(example()))
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "") and "https://" not in page
@@ -110,6 +139,6 @@ document.body.replaceChildren(JSON.stringify(seen));
 @browser
 def test_the_page_works_in_a_browser(tmp_path):
     seen, said = open_in_browser(language_page(study_table(example())), tmp_path, LOOK, "--window-size=1280,900")
-    assert said == [] and seen["flat"] and seen["parts"] == ["table", "bounds", "curves", "fidelity"]
+    assert said == [] and seen["flat"] and seen["parts"] == ["table", "claims", "bounds", "curves", "fidelity"]
     assert set(seen["arms"]) == {BASE, "muon", "nce", "gated_mlp", "masked_diffusion"}
     assert seen["commands"] == 5 and seen["lines"] == 4

@@ -117,7 +117,8 @@ def gpt(
     ] = "tuned_baseline,muon,modern",
     seeds: Annotated[int, typer.Option(metavar="N", help="Runs of every arm; a claim needs 3.")] = 3,
     budgets: Annotated[
-        str, typer.Option(metavar="LIST", help="tokens, time, or parts such as 0.5time: of the baseline's seconds.")
+        str,
+        typer.Option(metavar="LIST", help="tokens, time, parts (0.5time: of the baseline's seconds), hours (5.4h)."),
     ] = "tokens",
     tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens of a whole budget.  [default: the scale's]")
@@ -156,7 +157,8 @@ def gpt(
 
     At the budget "tokens" arms see the same tokens; at "time" each gets the tokens that it trains on in the seconds of
     the baseline, with its schedule stretched to them. Speeds are measured first, all arms in turns: keep the machine
-    quiet for that. "0.5time" asks whether an arm reaches the baseline's loss in half of its time.
+    quiet for that. "0.5time" asks whether an arm reaches the baseline's loss in half of its time. "5.4h" gives every
+    arm the tokens that it trains on in so many hours.
 
     --until LOSS asks for time to a loss: every run ends at its first exact validation of at most LOSS, and the report
     has tokens and seconds in place of losses. Each arm has the schedule of its whole budget. --validation paged adds

@@ -17,27 +17,36 @@ from octavo.lab.language.language_presets import BASE, preset
 from octavo.lab.language.language_scales import Scale
 from octavo.lab.language.language_task import check_objective
 
-_BUDGET = re.compile(r"(\d*\.?\d*)(tokens|time)")
+_BUDGET = re.compile(r"(\d*\.?\d*)(tokens|time)|(\d+\.?\d*|\.\d+)(h)")
 
 
 @dataclass(frozen=True)
 class Budget:
-    """``share`` of the scale's tokens, or, for the kind ``time``, of the seconds that the baseline trains for."""
+    """``share`` of the scale's tokens, or, for the kind ``time``, of the seconds that the baseline trains for.
+
+    For the kind ``hours`` it is their number.
+    """
 
     kind: str
     share: float
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """Read ``tokens``, ``time``, ``0.5time``. Raises SettingError for anything else."""
+        """Read ``tokens``, ``time``, ``0.5time``, ``5.4h``. Raises SettingError for anything else."""
         found = _BUDGET.fullmatch(text.strip())
-        share = 1.0 if found is None or not found[1] else float(found[1] if found[1] != "." else 0)
-        if found is None or not 0 < share <= 100:
-            raise SettingError(f"budget is {text!r}; accepted are tokens, time, and parts of them such as 0.5time")
+        if found is not None and found[4] and 0 < float(found[3]) <= 10000:
+            return cls("hours", float(found[3]))
+        share = 1.0 if found is None or found[4] or not found[1] else float(found[1] if found[1] != "." else 0)
+        if found is None or found[4] or not 0 < share <= 100:
+            raise SettingError(
+                f"budget is {text!r}; accepted are tokens, time, parts of them such as 0.5time, and hours such as 5.4h"
+            )
         return cls(found[2], share)
 
     def __str__(self) -> str:
         """Return the text that it is parsed from."""
+        if self.kind == "hours":
+            return f"{self.share:g}h"
         return self.kind if self.share == 1 else f"{self.share:g}{self.kind}"
 
 

@@ -261,6 +261,8 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list
 def told(budget: str) -> str:
     """Return a budget in words."""
     found = Budget.parse(budget)
+    if found.kind == "hours":
+        return f"{found.share:g} hours of training"
     whole = "the scale's tokens" if found.kind == "tokens" else f"the seconds of {BASE}"
     return whole if found.share == 1 else f"{found.share:g} of {whole}"
 

@@ -107,7 +107,7 @@ def run_bench(plan: BenchPlan, data: Path, folder: Path, *, tell: Tell = lambda 
         scale, tokens = _bound(plan, data, folder)
         configs = {name: plan.config(name, scale) for name in plan.arms}
         speeds = {}
-        if any(Budget.parse(text).kind == "time" for text in plan.budgets):
+        if any(Budget.parse(text).kind != "tokens" for text in plan.budgets):
             speeds = _speeds(folder, {BASE: plan.config(BASE, scale), **configs}, tokens, plan.device, tell)
         lines = read_lines(folder)
         told = {"data": data.name, "scale": plan.scale, "whole_tokens": scale.tokens}
@@ -226,6 +226,8 @@ def _with_budget(
 ) -> LanguageConfig:
     if budget.kind == "tokens":
         return config.with_tokens(budget.share * scale.tokens)
+    if budget.kind == "hours":
+        return config.with_tokens(3600 * budget.share * speeds[name])
     return config.with_tokens(budget.share * scale.tokens * speeds[name] / speeds[BASE])
 
 

@@ -11,6 +11,7 @@ from octavo.errors import DataError
 from octavo.lab.language.bench_arms import Budget
 from octavo.lab.language.bench_report import BenchReport, Line, told
 from octavo.lab.language.bench_verdict import Comparison
+from octavo.lab.language.claims import claim_rows
 from octavo.lab.language.language_bench import PLAN, RESULTS, lines_of
 from octavo.lab.language.language_presets import BASE, PRESETS
 from octavo.storage.reading import read_json
@@ -50,15 +51,19 @@ def read_benches(paths: Sequence[Path]) -> list[Line]:
 
 
 def study_table(lines: Sequence[Line], *, title: str = "Techniques of language models") -> dict[str, Any]:
-    """Return the study as plain values: ``budgets``, ``arms``, ``curves``, ``fidelity``, ``notes``.
+    """Return the study as plain values: ``budgets``, ``arms``, ``claims``, ``curves``, ``fidelity``, ``notes``.
 
     An arm has one cell a budget: mean loss with its 95 % interval over seeds, the difference from the baseline of the
     same budget with the interval by which it is claimed (99 % and 3 standard errors at least), verdict and sentence;
     what was expected; and the command that repeats it. Bounds on a likelihood stand apart: they compare with no loss.
-    Raises DataError as :class:`BenchReport`.
+    ``claims``: every technique of the reports, with arms that were measured or the line that would measure them.
+    ``times``: of runs that end at a loss. Raises DataError as :class:`BenchReport`.
     """
     report = BenchReport(lines)
+    times, lines = report.times(), [line for line in lines if "time_to_loss" not in line]
     names = list(dict.fromkeys(name for budget in report.budgets for name in report.arms(budget)))
+    arms = [_arm(name, report, lines) for name in names]
+    usual = [line for line in lines if line["arm"] == BASE] or list(lines)
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -67,7 +72,9 @@ def study_table(lines: Sequence[Line], *, title: str = "Techniques of language m
         "facts": _facts(report, lines),
         "notes": report.notes(),
         "budgets": [{"name": budget, "told": told(budget)} for budget in report.budgets],
-        "arms": [_arm(name, report, lines) for name in names],
+        "arms": arms,
+        "claims": claim_rows(arms, lambda name: command(name, usual)) if usual else [],
+        "times": [one.as_dict() for one in times],
         "bounds": [_bound(name, report, lines) for name in names if report.bounds(name)],
         "curves": [{"arm": arm, "points": points} for arm, points in report.curves().items()],
         "fidelity": [{"fact": fact, "state": state} for fact, state in report.facts()],
@@ -162,7 +169,7 @@ def command(name: str, lines: Sequence[Line]) -> str:
             words += [option, str(first[key])]
     if first.get("compile"):
         words.append("--compile")
-    budgets = sorted({line["budget"] for line in lines}, key=lambda text: (Budget.parse(text).kind == "time", text))
+    budgets = sorted({line["budget"] for line in lines}, key=lambda text: (Budget.parse(text).kind != "tokens", text))
     words += ["--arms", name, "--seeds", str(1 + max(line["seed"] for line in lines)), "--budgets", ",".join(budgets)]
     return shlex.join(words)
 
@@ -170,7 +177,7 @@ def command(name: str, lines: Sequence[Line]) -> str:
 def _facts(report: BenchReport, lines: Sequence[Line]) -> list[str]:
     first = next((line for line in lines if "machine" in line), None)
     found = [f"{len(lines)} runs", f"{len({line['arm'] for line in lines})} arms"]
-    if "scale" in lines[0]:
+    if lines and "scale" in lines[0]:
         found.append(f"scale {lines[0]['scale']}")
     if first is not None:
         found.append(f"torch {first['torch']}")
