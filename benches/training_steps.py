@@ -1,9 +1,9 @@
-"""What parts of training cost: AdamW's step by the form of its moments, drop-out inside a model's update, and the loop.
+"""What parts of training cost: AdamW's step by the form of its moments, drop-out with its sum and norm, and the loop.
 
     python benches/training_steps.py [--numbers N] [--threads 1] [--rounds 9] [--json [FILE]] [--force]
 
-Each in turns with what it takes the place of: torch's fused AdamW on one tensor, and the same model with residual,
-drop-out and norm as three operations; an update of the training loop beside one of a plain loop of a few lines.
+Each in turns with what it takes the place of: torch's fused AdamW on one tensor; residual, drop-out and norm as three
+operations, alone on 1,024 rows of 768 numbers and in a model; an update of a plain loop of a few lines.
 bitsandbytes' 8-bit AdamW joins where it is installed. Exit status 3: the machine is busy.
 """
 
@@ -26,6 +26,35 @@ MOST = 1.2
 """Bar: seconds of a step with moments in 8 bits over those of float32."""
 MOST_LOOP = 1.02
 """Bar: seconds of an update of the training loop over those of a plain loop."""
+
+
+MOST_NORM = 2 / 3
+"""Bar: seconds of residual, drop-out and norm as one operation over those of the three, forward and backward."""
+
+
+def norms() -> dict[str, Callable[[], object]]:
+    """Return residual, drop-out and norm, forward and backward, as three operations and as one."""
+    import torch
+    from octavo.lab.language.gpt.residual_norm import residual_dropout_norm
+    from torch.nn import functional
+
+    x, branch = (torch.randn(1024, 768, requires_grad=True) for _ in range(2))
+    slopes = [torch.randn(1024, 768) for _ in range(2)]
+
+    def three(p: float) -> object:
+        stream = x + 0.2 * (functional.dropout(branch, p) if p else branch)
+        return torch.autograd.grad((stream, functional.rms_norm(stream, (768,), None, 1e-6)), (x, branch), slopes)
+
+    def one(p: float) -> object:
+        results = residual_dropout_norm(x, branch, None, scale=0.2, p=p, eps=1e-6)
+        return torch.autograd.grad(results, (x, branch), slopes)
+
+    return {
+        "norm, plain": lambda: three(0.1),
+        "norm, one operation": lambda: one(0.1),
+        "p=0, plain": lambda: three(0.0),
+        "p=0, one operation": lambda: one(0.0),
+    }
 
 
 def steps(numbers: int) -> dict[str, Callable[[], object]]:
@@ -148,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
     _core.set_num_threads(args.threads)
     torch.manual_seed(0)
     with loops(args.width) as both:
-        timed = steps(args.numbers) | updates(args.width, args.batch) | both
+        timed = steps(args.numbers) | norms() | updates(args.width, args.batch) | both
         for call in timed.values():
             call()
         samples, loads = harness.quiet_rounds(
@@ -165,6 +194,14 @@ def run(args: argparse.Namespace) -> int:
             ratio = seconds / base
             verdict = "pass" if ratio <= most else "miss"
             bars.append({"bar": f"{name}: at most {most}x {what}", "value": round(ratio, 3), "verdict": verdict})
+    for name, base, most in (
+        ("norm, one operation", "norm, plain", MOST_NORM),
+        ("p=0, one operation", "p=0, plain", MOST_NORM),
+        ("update, drop-out, one operation", "update, drop-out", 1.0),
+    ):
+        ratio = middle[name] / middle[base]
+        verdict = "pass" if ratio <= most else "miss"
+        bars.append({"bar": f"{name}: at most {most:.2g}x {base}", "value": round(ratio, 3), "verdict": verdict})
     report = {
         "machine": harness.facts(loads),
         "torch": torch.__version__,
