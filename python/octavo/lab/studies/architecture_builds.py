@@ -121,13 +121,14 @@ class ArchitectureBuilds:
         """Train the network of a build in its folder, and return its measures.
 
         ``accuracy``, and with a compression ``compressed`` and ``tuned``, on validation texts; ``parameters``, and
-        ``inherited``, the share of them that began at trained weights.
+        ``inherited``, the share of them that began at trained weights; ``device``: where it was trained.
         """
         assert build.folder is not None
         model, inherited = self.trained(build.spec, build.folder, build.report)
         facts: dict[str, Any] = {
             "accuracy": self.accuracy(model),
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "device": self.device.type,
         }
         if self._warm is not None:
             facts["inherited"] = inherited

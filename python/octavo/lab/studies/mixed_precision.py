@@ -142,11 +142,12 @@ class _Trials:
         return context | {"training": self.training.config(subject, self.seed).binding()}
 
     def measured(self, recipe: str | None, folder: Path, *, trained: bool) -> dict[str, Any]:
-        """Return the accuracy on validation texts, and the ``bytes`` of all weights; None: the float model."""
+        """Return the accuracy on validation texts, the ``bytes`` of all weights, and the device; None: float."""
         subject = self.laboratory.subject
         right = subject.right(self._model(recipe, folder, trained=trained), "validation")
         drop_weights(folder)
-        return {"accuracy": float(right.double().mean()), "bytes": weight_bytes(subject.model(), recipe)}
+        facts = {"accuracy": float(right.double().mean()), "bytes": weight_bytes(subject.model(), recipe)}
+        return facts | {"device": subject.device.type}
 
     def share(self, part: str, recipe: str | None, *, trained: bool = True) -> float:
         """Return the share of a part's texts that are right; what the journal has is not measured again."""
