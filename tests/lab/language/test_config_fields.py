@@ -3,17 +3,20 @@
 from dataclasses import fields, replace
 
 import pytest
-from lab.language.language_worker import TINY, text_file
+from lab.language.language_worker import TINY, text_file, tokens
 from octavo.errors import ConfigError, ModelError, OctavoError, SettingError
 from octavo.lab.language import bench_arms
+from octavo.lab.language.attention_backend import check_attention
 from octavo.lab.language.bench_arms import arm, check_run
 from octavo.lab.language.bench_report import BenchReport
 from octavo.lab.language.config_fields import SIZES, accepted, with_field
 from octavo.lab.language.gpt import RDrop
 from octavo.lab.language.language_bench import BenchPlan, run_bench
 from octavo.lab.language.language_presets import BASE, PRESETS, preset
+from octavo.lab.language.language_run import train_language
 from octavo.lab.language.language_scales import SCALES
 from octavo.lab.language.train_command import Choices
+from torch.profiler import ProfilerActivity, profile
 
 TRUE = replace(SCALES["true"], end_of_text=0)
 
@@ -98,6 +101,37 @@ def test_what_fits_no_model_is_refused_before_weights_are_made():
         check_run(arm("r_drop@dropout=0", TINY))
     with pytest.raises(ConfigError):
         check_run(arm(f"{BASE}@precision=fp7", TINY))
+
+
+# --- kernels of attention ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["flash", "math"])
+def test_a_run_trains_with_the_kernel_that_it_names(tmp_path, name):
+    data, scale = tokens(tmp_path / "text")
+
+    def run(folder, **fields):
+        config = replace(preset(BASE, scale), tokens=128, **fields)
+        return train_language(config, data, folder, device="cpu", progress=False)
+
+    plain = run(tmp_path / "plain")
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        report = run(tmp_path / name, attention=name)
+    forward = {
+        "flash": "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "math": "aten::_scaled_dot_product_attention_math",
+    }
+    names = {event.key for event in seen.key_averages()}
+    assert forward[name] in names
+    assert report.validation.nats == pytest.approx(plain.validation.nats, abs=1e-4)
+    assert "attention" not in preset(BASE, TINY).as_dict()
+    assert arm(f"{BASE}@attention={name}", TINY).as_dict()["attention"] == name
+
+
+def test_a_kernel_that_the_device_has_not_is_refused_with_those_it_has(tmp_path):
+    for name, message in (("cudnn", "accepted here: auto, .*math"), ("triton", "auto, flash, efficient, math, cudnn")):
+        with pytest.raises(ConfigError, match=message):
+            check_attention(arm(f"{BASE}@attention={name}", TINY), "cpu")
 
 
 # --- presets together -------------------------------------------------------------------------------------------------

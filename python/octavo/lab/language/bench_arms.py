@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from octavo.errors import SettingError
+from octavo.lab.language.attention_backend import check_attention
 from octavo.lab.language.config_fields import SIZES, resized, with_field
 from octavo.lab.language.gpt import GPT
 from octavo.lab.language.gpt.sliding_window import check_sliding
@@ -81,13 +82,15 @@ def _change(part: str) -> tuple[str, str]:
     return field, value
 
 
-def check_run(config: LanguageConfig, *, sliding: int | None = None) -> None:
+def check_run(config: LanguageConfig, *, device: str = "auto", sliding: int | None = None) -> None:
     """Build the parts of a run without memory for its weights, so that what does not fit is refused before work.
 
-    ``sliding``: the stride of a validation with a sliding window. Raises SettingError, ConfigError or ModelError.
+    ``device``: that it is to run on. ``sliding``: the stride of a validation with a sliding window. Raises
+    SettingError, ConfigError or ModelError.
     """
-    loop = config.train_config()
+    loop = config.train_config(device=device)
     check_objective(config)
+    check_attention(config, device)
     with torch.device("meta"):
         model = GPT(config.model)
     config.optimizer.groups(model, loop.steps)

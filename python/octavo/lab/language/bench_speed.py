@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+from octavo.errors import ConfigError
+from octavo.lab.language.attention_backend import attention_backend, check_attention
+from octavo.lab.language.attention_names import AUTO
 from octavo.lab.language.language_config import LanguageConfig
 from octavo.lab.language.language_run import build
 from octavo.lab.language.language_task import LanguageTask, Progress
@@ -56,7 +59,13 @@ def measure_speeds(
 
 class _Arm:
     def __init__(self, config: LanguageConfig, data: TokenData, processes: Any, stack: ExitStack) -> None:
-        self._loop = config.train_config(device=processes.device.type)
+        check_attention(config, processes.device.type)
+        if config.compile and config.attention != AUTO:
+            raise ConfigError(
+                f"attention is {config.attention!r} and arms are compiled; their speeds are measured in one process, "
+                "which would share compiled code; accepted are attention=auto, or arms that are not compiled"
+            )
+        self._config, self._loop = config, config.train_config(device=processes.device.type)
         self._device = processes.device
         model = build(config, data, seed=0).to(processes.device).train()
         precision = Precision(config.precision, processes.device)
@@ -92,7 +101,8 @@ class _Arm:
 
     def update(self) -> int:
         self._progress(self._model, self._step)
-        tokens = self._updater(self._step).tokens
+        with attention_backend(self._config):
+            tokens = self._updater(self._step).tokens
         self._step = min(self._step + 1, self._loop.steps - 1)
         if self._device.type == "cuda":
             torch.cuda.synchronize()

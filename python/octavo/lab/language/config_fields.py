@@ -17,7 +17,7 @@ SIZES = ("context", "width", "layers")
 
 _RUN = (
     "micro_tokens", "schedule", "warmup", "cooldown", "final", "clip", "precision", "validations", "order",
-    "reallocations",
+    "reallocations", "attention",
 )  # fmt: skip
 _MODEL = ("keep_documents",)
 _STAGE = ("batch", "window", "rate", "noise")

@@ -77,7 +77,7 @@ class BenchPlan:
         for budget in self.budgets:
             Budget.parse(budget)
         for name in self.arms:
-            check_run(self.config(name, replace(self.sizes(), end_of_text=0)), sliding=self.sliding)
+            check_run(self.config(name, replace(self.sizes(), end_of_text=0)), device=self.device, sliding=self.sliding)
 
     def config(self, name: str, scale: Scale) -> LanguageConfig:
         """Return the run of an arm. Raises SettingError, ConfigError or ModelError."""

@@ -11,6 +11,7 @@ from torch import nn
 
 from octavo.data.token_loader import ORDERS
 from octavo.errors import ConfigError
+from octavo.lab.language.attention_names import ATTENTION, AUTO
 from octavo.lab.language.gpt import GPTConfig
 from octavo.train import ParameterGroup, Stage, TrainConfig, language_groups
 
@@ -144,6 +145,7 @@ class LanguageConfig:
     tokens. ``validation_tokens``: predicted by each validation, ``validations`` of them on the way, and at the end.
     ``order`` of the training tokens: ``reference``, ``documents`` or ``easy_first``. ``reallocations``: times that a
     grid of words is arranged anew. ``reptile``: outer steps. ``test_time``: training in the last validation.
+    ``attention``: torch's kernel of attention in training, ``auto``, ``flash``, ``efficient``, ``math`` or ``cudnn``.
     ``until``: a loss that ends the run; its validations take the place of ``validations``. The other fields are those
     of :class:`octavo.train.TrainConfig`.
 
@@ -169,6 +171,7 @@ class LanguageConfig:
     reptile: Reptile | None = None
     test_time: TestTime | None = None
     until: Until | None = None
+    attention: str = AUTO
 
     def __post_init__(self) -> None:
         """Check the fields that no part checks for itself."""
@@ -182,6 +185,8 @@ class LanguageConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name} is {value!r}; accepted: a whole number of at least {least}")
+        if self.attention not in ATTENTION:
+            raise ConfigError(f"attention is {self.attention!r}; accepted: {', '.join(ATTENTION)}")
         if self.order not in ORDERS:
             raise ConfigError(f"order is {self.order!r}; accepted: {', '.join(ORDERS)}")
         self.stages()
@@ -242,13 +247,18 @@ class LanguageConfig:
         return replace(self, tokens=max(1, round(tokens)))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON; ``until`` where there is one, so that records without it stay the same."""
+        """Return the fields for JSON.
+
+        ``until`` and ``attention`` are there where they are set, so that records without them stay the same.
+        """
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["model"] = self.model.as_dict()
         values["phases"] = [asdict(phase) for phase in self.phases]
         values["optimizer"] = {"rule": type(self.optimizer).__name__, **_plain(asdict(self.optimizer))}
         for name in ("reptile", "test_time"):
             values[name] = None if (part := getattr(self, name)) is None else asdict(part)
+        if self.attention == AUTO:
+            del values["attention"]
         if values.pop("until") is not None:
             values["until"] = asdict(self.until)  # type: ignore[arg-type]
         return values

@@ -16,6 +16,7 @@ from torch import nn
 
 import octavo
 from octavo.errors import CheckpointError, ConfigError, OctavoError
+from octavo.lab.language.attention_backend import attention_backend, check_attention
 from octavo.lab.language.gpt import GPT, GPTConfig
 from octavo.lab.language.gpt.sliding_window import SlidingLoss
 from octavo.lab.language.language_config import LanguageConfig, differing
@@ -153,6 +154,7 @@ def train_language(
     if config.model.in_training.layer_drop and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("layer_drop leaves other blocks out in every process; accepted is 0 in several processes")
     loop = config.train_config(seed=seed, device=device, **changes)
+    check_attention(config, device)
     is_first = os.environ.get("RANK", "0") == "0"
     with locks.hold(folder) if is_first else nullcontext():
         if is_first:
@@ -166,7 +168,8 @@ def train_language(
         make = grouped(config.optimizer.groups(model, loop.steps))
         if config.reptile is not None:
             make = with_reptile(make, every=config.reptile.every, rate=config.reptile.rate)
-        result = train(model, task, loop, folder, progress=progress, optimizer=make, callbacks=[*given, *callbacks])
+        with attention_backend(config):
+            result = train(model, task, loop, folder, progress=progress, optimizer=make, callbacks=[*given, *callbacks])
         if result.reason == "interrupted":
             raise result.interruption(told=True)
         return _finish(model, task, config, data, result, folder, sliding) if is_first else None

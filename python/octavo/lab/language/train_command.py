@@ -69,8 +69,8 @@ class Choices:
                 raise SettingError(f"--lr is {self.learning_rate}; {self.preset} trains with Muon, which has its own")
             config = replace(config, optimizer=replace(config.optimizer, learning_rate=self.learning_rate))
         config = replace(config, compile=self.compile, until=self.until)
-        check_run(config, sliding=self.sliding)
         config.train_config(seed=self.seed, device=self.device)
+        check_run(config, device=self.device, sliding=self.sliding)
         return config
 
     def _separated(self) -> Iterator[str]:

@@ -1,0 +1,4 @@
+"""Names of torch's kernels of attention, as a run is configured with them."""
+
+AUTO = "auto"
+ATTENTION = (AUTO, "flash", "efficient", "math", "cudnn")
