@@ -44,6 +44,15 @@ def test_a_study_of_a_folder_runs_and_resumes_and_names_the_device(octavo, tmp_p
     assert again["rows"] == found["rows"] and (tmp_path / "out" / "study.jsonl").read_text() == journal
 
 
+def test_a_model_whose_matrices_are_no_linear_layers_is_told(octavo, tmp_path, data):
+    folder = text_folder(tmp_path / "gpt", "GPT2", "ForSequenceClassification", num_labels=2)
+    command = ("study", "ptq-qat", "--families", "int", "--widths", "8", "--no-qat", "--data", data, "--quick")
+    shown = octavo(*command, "--model", folder, "-o", tmp_path / "out").stderr
+    assert "of the matrices of this GPT2ForSequenceClassification; Conv1D stay float" in " ".join(shown.split())
+    folder = text_folder(tmp_path / "bert", "Bert", "ForSequenceClassification", num_labels=2)
+    assert "stay float" not in octavo(*command, "--model", folder, "-o", tmp_path / "other").stderr
+
+
 def test_a_folder_without_a_head_is_fine_tuned_first(octavo, tmp_path, data):
     """Six classes from a pretrained encoder; the study goes on with the run, and another one takes it by --trained."""
     folder = text_folder(tmp_path / "encoder")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -86,6 +87,7 @@ def open_subject(
     hyperparameters = HYPERPARAMETERS[kind]
     if not is_trained and kind == kinds.TRANSFORMERS and (ready := _ready(Path(name), split, length)) is not None:
         tell(f"the classifier in {name} is studied as it is; octavo lab train classifier fine-tunes it")
+        _tell_of_others(ready, tell)
         steps = _steps(hyperparameters, split)
         return ClassifierSubject(label, ready, split, hyperparameters, steps=steps, judged=judged, device=device)
     if not is_trained:
@@ -100,6 +102,7 @@ def open_subject(
         raise DataError(
             f"{run}: trained on other texts than these; give the same --data, --corpus and --held-out, or another --out"
         )
+    _tell_of_others(made, tell)
     return ClassifierSubject(label, made, split, hyperparameters, steps=info["steps"], judged=judged, device=device)
 
 
@@ -165,6 +168,23 @@ def _ready(folder: Path, split: Split, length: int | None) -> TextClassifier | N
         return None
     made, fresh = pretrained(kinds.TRANSFORMERS, folder, length)
     return None if fresh else made
+
+
+def _tell_of_others(made: TextClassifier, tell: Tell) -> None:
+    """Say of a model whose matrices are mostly in other layers than Linear ones that studies leave those alone."""
+    linear, others = 0, Counter[str]()
+    for layer in made.model.modules():
+        weight = getattr(layer, "weight", None)
+        if isinstance(layer, nn.Linear):
+            linear += layer.weight.numel()
+        elif isinstance(weight, torch.Tensor) and weight.ndim == 2 and not isinstance(layer, nn.Embedding):
+            others[type(layer).__name__] += weight.numel()
+    whole = linear + others.total()
+    if linear < whole / 2:
+        tell(
+            f"studies quantize and prune Linear layers, which hold {linear / whole:.0%} of the matrices of this "
+            f"{type(made.model).__name__}; {', '.join(sorted(others))} stay float"
+        )
 
 
 def _steps(hyperparameters: Hyperparameters, split: Split) -> int:
