@@ -159,19 +159,26 @@ def trained(model: nn.Module, task: Any, config: TrainConfig, run: Path, callbac
 
 
 def zero_layers(model: nn.Module) -> dict[str, int]:
-    """Return how many layers have a quantized weight, ``layers``, and of how many of them it is all 0, ``zero``."""
-    zero = layers = 0
+    """Return how many layers have a quantized weight, ``layers``, and of how many of them it is all 0, ``zero``.
+
+    ``weights``: numbers in those layers, and ``zero_weights``: those that are 0 once they are rounded.
+    """
+    zero = layers = zero_weights = weights = 0
     with torch.no_grad():
         for layer in model.modules():
             if isinstance(layer, QuantLayer) and layer.weight_quantizer is not None:
                 rounded = layer.weight_quantizer(layer.weight_matrix())
                 zero, layers = zero + (not rounded.any()), layers + 1
-    return {"zero": zero, "layers": layers}
+                zero_weights, weights = zero_weights + int((rounded == 0).sum()), weights + rounded.numel()
+    return {"zero": zero, "layers": layers, "zero_weights": zero_weights, "weights": weights}
 
 
 def zeros_told(zeros: Mapping[str, int] | None) -> str:
     """Return what a progress line says of layers whose weights all round to 0."""
-    return "" if zeros is None else f"; all weights of {zeros['zero']} of {zeros['layers']} layers round to 0"
+    if zeros is None:
+        return ""
+    share = f", {zeros['zero_weights'] / zeros['weights']:.2%} of all" if zeros.get("weights") else ""
+    return f"; all weights of {zeros['zero']} of {zeros['layers']} layers round to 0{share}"
 
 
 class Laboratory:

@@ -128,12 +128,18 @@ def rows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return one row for each family, width and method, with its :func:`summary`; the first record is float32's.
 
     ``zero_layers`` of ``quantized_layers``: layers whose weights all round to 0, of the first seed; None: none do.
+    ``zero_share``: of all quantized weights, where some layer's are all 0.
     """
     names = ("family", "width", "method")
     return [
         {
             **dict(zip(names, key, strict=True)), **summary(group, records[0]),
             **{f"{name}_layers": group[0].get("zeros", {}).get(part) for name, part in _ZEROS.items()},
+            "zero_share": _zero_share(group[0].get("zeros", {})),
         }
         for key, group in grouped(records, names).items()
     ]  # fmt: skip
+
+
+def _zero_share(zeros: dict[str, int]) -> float | None:
+    return zeros["zero_weights"] / zeros["weights"] if zeros.get("weights") else None

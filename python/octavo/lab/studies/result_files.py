@@ -61,7 +61,8 @@ def width_notes(rows: Rows) -> list[str]:
             whole = row["zero_layers"] == row["quantized_layers"]
             layers = f"all {row['quantized_layers']}" if whole else f"{row['zero_layers']} of {row['quantized_layers']}"
             after = "after training" if row["method"] == "qat" else "before training"
-            end = ": all texts have the same scores" if whole else ""
+            share = "" if row.get("zero_share") is None else f", and {row['zero_share']:.2%} of all quantized weights"
+            end = ": all texts have the same scores" if whole else share
             notes.append(f"{row['family']}, {row['width']} bits, {after}: all weights of {layers} layers are 0{end}")
     return notes
 
