@@ -64,7 +64,8 @@ def language(
         before = f"{claim['list']} {claim['technique']}"
         facts = [claim[name] if begins else "" for name in ("list", "technique", "claimed")]
         rows.add_row(*facts, claim["arm"] or claim["command"], *cells)
-    print_table(stdout, rows)
+    if found["claims"]:
+        print_table(stdout, rows)
     for times in found["times"]:
         for arm in times["arms"]:
             reached = f"{arm['reached']} of {arm['seeds']} runs reach {times['loss']:.4f} nats a token"
@@ -74,9 +75,13 @@ def language(
 
 def _measured(claim: dict[str, Any], name: str) -> str:
     """Return the loss and the difference of a cell, as a text."""
+    from octavo.lab.language.claims import UNMEASURED
+
     cell = claim.get(name)
     if cell is None:
-        return "not measured" if claim["arm"] and name == "at_tokens" else ""
+        if not claim["arm"] or name != "at_tokens":
+            return ""
+        return "not measured" if claim["verdict"] == UNMEASURED else "a bound alone"
     if "loss" not in cell:
         return str(cell["verdict"])
     if "difference" not in cell:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+UNMEASURED = "not measured in these benches"
 TRIED, NEXT, SECOND = "tried in the report", "next steps of the report", "second list"
 
 
@@ -100,7 +101,7 @@ def claim_rows(arms: Sequence[dict[str, Any]], command_of: Callable[[str], str])
         facts = {"list": claim.list, "technique": claim.technique, "claimed": claim.claimed}
         for name in claim.arms:
             row = measured.get(name)
-            verdict = "not measured in these benches" if row is None else row["sentence"]
+            verdict = UNMEASURED if row is None else row["sentence"]
             command = command_of(name) if row is None else row["command"]
             cells = {} if row is None else _by_kind(row["cells"])
             rows.append({**facts, "arm": name, **cells, "verdict": verdict, "command": command})
