@@ -71,6 +71,7 @@ ELSEWHERE = {
     "graph_subjects.py": ["give the folder of the model"],
     "granularity.py": ["N:M such as"],
     "speed.py": ["give --processes"],  # needs GPUs
+    "config_fields.py": ["is no field to set; give {"],  # options: tests/lab/language/test_config_fields.py
 }
 """Messages whose options are checked by name alone."""
 
