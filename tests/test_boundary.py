@@ -15,6 +15,7 @@ import pytest
 import torch
 from helpers import core_stub
 from helpers.processes import python
+from helpers.simd import SIMD_LEVELS
 from octavo import Format, InternalError, _core, settings
 from octavo.ops import codec as ops_module
 from octavo.tensors import container as container_module
@@ -91,7 +92,7 @@ def test_garbage_to_the_core_raises_an_exception(name):
 def test_the_stub_has_the_names_of_the_core():
     names = {name for name in dir(_core) if not name.startswith("__")} | {"__version__"}
     assert core_stub.names() == names and core_stub.listed() == sorted(names)
-    assert _core.formats() and _core.num_threads() >= 1 and _core.simd_level() in ("scalar", "avx2", "avx512")
+    assert _core.formats() and _core.num_threads() >= 1 and _core.simd_level() in SIMD_LEVELS
 
 
 def test_every_function_that_takes_addresses_has_an_example_here():
@@ -455,7 +456,7 @@ def test_every_public_name_is_there():
         octavo.nothing  # noqa: B018
 
 
-@pytest.mark.parametrize("level", ["scalar", "avx2", "avx512"])
+@pytest.mark.parametrize("level", SIMD_LEVELS)
 def test_the_environment_forces_a_simd_level(level):
     done = python("import octavo; print(octavo._core.simd_level())", OCTAVO_SIMD=level)
     if done.returncode:
@@ -470,7 +471,7 @@ def test_the_environment_sets_the_number_of_threads():
 
 @pytest.mark.parametrize(
     ("name", "value", "part"),
-    [("OCTAVO_SIMD", "sse9", "accepted are scalar, avx2, avx512"), ("OCTAVO_NUM_THREADS", "many", "not a number"),
+    [("OCTAVO_SIMD", "sse9", "accepted are scalar, neon, avx2, avx512"), ("OCTAVO_NUM_THREADS", "many", "not a number"),
      ("OCTAVO_NUM_THREADS", "-1", "not a number"), ("OCTAVO_NUM_THREADS", "5000", "accepted are 0"),
      ("OCTAVO_NUM_THREADS", "\u00b2", "not a number")],
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """The one module that reads the environment.
 
-``OCTAVO_SIMD``: ``scalar``, ``avx2`` or ``avx512`` forces an instruction set; codecs give the same bits at every level,
-products agree within the bound of FORMATS.md, section 6.
+``OCTAVO_SIMD``: ``scalar``, ``neon``, ``avx2`` or ``avx512`` forces an instruction set; codecs give the same bits at every
+level, products agree within the bound of FORMATS.md, section 6.
 ``OCTAVO_NUM_THREADS``: threads of the codecs and kernels, at most 256; default: the cores this process may use.
 ``OCTAVO_STRICT``: ``1`` makes every product without a kernel an error (:func:`strict`); default ``0``.
 
@@ -26,7 +26,7 @@ from octavo.errors import SettingError
 MAX_THREADS = 256
 """Most threads that can be asked for; the core refuses more."""
 
-SIMD_LEVELS = ("scalar", "avx2", "avx512")
+SIMD_LEVELS = ("scalar", "neon", "avx2", "avx512")
 
 _always_strict = False
 _strict: ContextVar[bool | None] = ContextVar("octavo.strict", default=None)

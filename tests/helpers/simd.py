@@ -2,9 +2,10 @@
 
 import functools
 import os
+import platform
 from contextlib import contextmanager, suppress
 
-SIMD_LEVELS = ("scalar", "avx2", "avx512")
+SIMD_LEVELS = ("scalar", "neon") if platform.machine() in ("aarch64", "arm64") else ("scalar", "avx2", "avx512")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import torch
 from helpers import oracle
 from helpers.oracle import EXAMPLES
 from helpers.quick import spread
+from helpers.simd import SIMD_LEVELS
 from helpers.values import normal
 from octavo import DTypeError, FormatError, NonFiniteError, RangeError, ShapeError, _core
 from octavo.ops import linear
@@ -95,7 +96,7 @@ def test_products_do_not_depend_on_the_simd_level(text):
     x, weight = normal(m, k), octavo.encode(normal(n, k, seed=1), text)
     results = []
     try:
-        for level in ("scalar", "avx2", "avx512"):
+        for level in SIMD_LEVELS:
             try:
                 _core.force_simd(level)
             except octavo.SettingError:

@@ -3,6 +3,7 @@
 import octavo
 import pytest
 import torch
+from helpers.simd import SIMD_LEVELS, available_levels
 from octavo import _core
 from octavo.ops import sparse
 from octavo.ops.linear import packed_linear
@@ -39,10 +40,10 @@ def bound(x, packed, bias, exact, dtype):
     return (2**-20 + k * 2**-28) * t + k * 2.0**-149 + exact.abs() * unit / 2
 
 
-@pytest.mark.parametrize("level", ["scalar", "avx2", "avx512"])
+@pytest.mark.parametrize("level", SIMD_LEVELS)
 @pytest.mark.parametrize("text", FORMATS)
 def test_products_are_within_the_bound_at_every_level(text, level):
-    if level not in ("scalar", "avx2", "avx512")[: ("scalar", "avx2", "avx512").index(_core.simd_level()) + 1]:
+    if level not in available_levels():
         pytest.skip("not on this machine")
     packed, bias = weight(70, 1100, 0.6, text), inputs(70)
     _core.force_simd(level)

@@ -7,6 +7,7 @@ import octavo
 import pytest
 import torch
 from helpers.quick import spread
+from helpers.simd import available_levels
 from octavo import _core
 from octavo.quant import gptq, hqq
 from octavo.quant.calibration import Products
@@ -14,7 +15,7 @@ from octavo.search import measure_sensitivity
 from octavo.tensors.fixed_order import logarithm, one_thread, ordered_sum
 from torch import nn
 
-LEVELS = ("scalar", "avx2", "avx512")[: ("scalar", "avx2", "avx512").index(_core.simd_level()) + 1]
+LEVELS = available_levels()
 
 
 @pytest.fixture(autouse=True)

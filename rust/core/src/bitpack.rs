@@ -76,13 +76,11 @@ pub(crate) fn pack<C: Code>(level: Level, codes: &[C], width: u32, out: &mut [u8
         out[..size_of_val(codes)].copy_from_slice(as_bytes(codes));
         return;
     }
-    let mut done = 0;
     #[cfg(target_arch = "x86_64")]
-    if level >= Level::Avx2 && width <= 16 {
-        // SAFETY: the level is one of this processor.
-        done = unsafe { avx2::pack(codes, width, out) };
-    }
-    let _ = level;
+    // SAFETY: the level is one of this processor.
+    let done = if level >= Level::Avx2 && width <= 16 { unsafe { avx2::pack(codes, width, out) } } else { 0 };
+    #[cfg(not(target_arch = "x86_64"))]
+    let (done, _) = (0, level);
     pack_reference(&codes[done..], width, &mut out[done * width as usize / 8..]);
 }
 
@@ -118,13 +116,11 @@ pub(crate) fn unpack<C: Code>(level: Level, packed: &[u8], width: u32, codes: &m
             .copy_from_slice(&packed[..bytes]);
         return;
     }
-    let mut done = 0;
     #[cfg(target_arch = "x86_64")]
-    if level >= Level::Avx2 && width <= 16 {
-        // SAFETY: the level is one of this processor.
-        done = unsafe { avx2::unpack(packed, width, codes) };
-    }
-    let _ = level;
+    // SAFETY: the level is one of this processor.
+    let done = if level >= Level::Avx2 && width <= 16 { unsafe { avx2::unpack(packed, width, codes) } } else { 0 };
+    #[cfg(not(target_arch = "x86_64"))]
+    let (done, _) = (0, level);
     unpack_reference(&packed[done * width as usize / 8..], width, &mut codes[done..]);
 }
 

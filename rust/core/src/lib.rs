@@ -3,6 +3,11 @@
 //! FORMATS.md at the root of the repository is the normative arithmetic; `codec::grid` is its scalar reference, and every
 //! fast path gives the same bits.
 
+#![cfg_attr(
+    not(target_arch = "x86_64"),
+    expect(dead_code, reason = "kernels of x86-64 use more of what the kernels of all architectures share")
+)]
+
 mod bitpack;
 pub mod codec;
 pub mod container;

@@ -55,7 +55,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 #[test]
 fn batch_invariant_rows_have_the_bits_of_many_rows_with_and_without_prepared_weights() {
     let mut prepared_of = [0; 2];
-    for level in [Level::Scalar, Level::Avx2, Level::Avx512].into_iter().filter(|&level| level <= Level::detect()) {
+    for level in Level::available() {
         Level::force(Some(level)).expect("a level of this machine");
         for (number, text) in catalogue().iter().enumerate() {
             let format = Format::parse(text).expect("a format of the catalogue");

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use octavo_core::format::catalogue;
 use octavo_core::linear::{self, Input, Kernel, Problem};
 use octavo_core::simd::Processor;
-use octavo_core::{DType, Format, Result};
+use octavo_core::{DType, Format, Level, Result};
 use octavo_cuda::arch::{Arch, OLDEST};
 use octavo_cuda::linear::{Device, kernel as cuda_kernel};
 
@@ -32,7 +32,7 @@ pub(crate) fn page() -> Result<String> {
          The first kernel that takes a product runs. Rows are those of the inputs; where results must not depend on their number, those of five rows, or of one, decide.\n\n\
          | kernel | processor | rows | weights | why the bounds are there |\n| --- | --- | --- | --- | --- |\n",
     );
-    for kernel in linear::kernels() {
+    for kernel in linear::kernels().filter(|kernel| kernel.processors.end().level() != Level::Neon) {
         let Kernel { name, processors, min_weights, bounds, .. } = kernel;
         let (first, last) = (processors.start().name(), processors.end().name());
         let processors = match (processors.end(), first == last) {
@@ -48,10 +48,12 @@ pub(crate) fn page() -> Result<String> {
         page,
         "\nProcessors: `avx2` has FMA and F16C, too; `avx512` is F, BW, DQ, VL and CD; `avx512 vbmi`, `avx512 vnni` (with VBMI2), `avx512 bf16` and `amx` each have the instructions of all before. \
          A processor that lacks one counts as the kind before it.\n\n\
+         On 64-bit Arm, `int8 dot neon` multiplies integers where the processor has dot products of bytes, and `int8 lanes neon` elsewhere. \
+         `fma neon` and `fma prepared neon` multiply numbers. Sparse weights are expanded.\n\n\
          ## Kernels by format\n\n\
          For weights of {SIZE} x {SIZE}. Smaller weights have smaller bounds, see above.\n",
     );
-    for processor in Processor::ALL.into_iter().rev() {
+    for processor in Processor::ALL.into_iter().rev().filter(|processor| processor.level() != Level::Neon) {
         _ = write!(
             page,
             "\n### {}\n\n| inputs | weights | kernel by rows of inputs |\n| --- | --- | --- |\n",

@@ -372,10 +372,7 @@ mod tests {
                     [true, false].map(|signed| decoded(&before[usize::from(!signed)], count, form, signed));
                 reference(&mut wanted, &gradients, &mut m, &mut v, STEP);
                 let after = [encoded(&m, form, true), encoded(&v, form, false)];
-                for level in [Level::Scalar, Level::Avx2, Level::Avx512] {
-                    if level > Level::detect() {
-                        continue;
-                    }
+                for level in Level::available() {
                     let (mut weights, mut held) = (start.clone(), before.clone());
                     let [first, second] = held.each_mut().map(|(codes, scales)| Moment { codes, scales });
                     at_level(&mut weights, &gradients, first, second, form, STEP, level).expect("fitting lengths");

@@ -7,7 +7,7 @@ use crate::simd::Level;
 #[non_exhaustive]
 pub enum SettingError {
     /// No level has this name.
-    #[error("unknown SIMD level '{name}'; accepted are scalar, avx2, avx512")]
+    #[error("unknown SIMD level '{name}'; accepted are scalar, neon, avx2, avx512")]
     UnknownLevel {
         /// The name given.
         name: String,

@@ -117,7 +117,7 @@ fn ids_positions_and_limits_are_fields() {
     }
     let error = "mmx".parse::<Level>().unwrap_err();
     assert!(matches!(&error, Error::Setting(SettingError::UnknownLevel { name }) if name == "mmx"), "{error:?}");
-    assert_eq!(error.to_string(), "unknown SIMD level 'mmx'; accepted are scalar, avx2, avx512");
+    assert_eq!(error.to_string(), "unknown SIMD level 'mmx'; accepted are scalar, neon, avx2, avx512");
 }
 
 #[test]

@@ -40,7 +40,7 @@ impl Sample {
 }
 
 /// Rows of `k` codes of all kinds, the first of the lowest alone; `from` varies them.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(super) fn codes(rows: usize, k: usize, from: usize) -> Vec<i8> {
     let mut all: Vec<i8> =
         (from..from + rows * k).map(|i| ((i as u32).wrapping_mul(0x9e37_79b9) >> 21) as i8).collect();

@@ -32,6 +32,7 @@ pub(super) fn run(product: &FloatProduct<'_>) -> Result<()> {
     let (rows, n, k) = (&product.rows, product.problem.columns, product.problem.depth);
     ran::note(match rows.level() {
         Level::Scalar => "fma scalar",
+        Level::Neon => "fma neon",
         Level::Avx2 => "fma avx2",
         Level::Avx512 => "fma avx512",
     });
@@ -264,7 +265,7 @@ mod tests {
             for rows in (0..=11).chain([SLAB, SLAB + 7]) {
                 let mut wanted = vec![[0.5; ROWS]; rows];
                 multiply(Level::Scalar, &w, w_stride, &x, x_stride, len, &mut wanted);
-                for level in [Level::Avx2, Level::Avx512] {
+                for level in Level::available() {
                     let mut got = vec![[-0.5; ROWS]; rows];
                     multiply(level, &w, w_stride, &x, x_stride, len, &mut got);
                     assert_eq!(got, wanted, "{rows} rows of {len} at {level:?}");

@@ -73,7 +73,11 @@ impl PreparedWeights for PreparedFloats {
         let (x, stride) = (x.values(), self.sixteens * LANES);
         assert!(out.len().is_multiple_of(self.n.max(1)) && x.len() == out.len() / self.n.max(1) * stride);
         assert!(bias.is_none_or(|bias| bias.len() == self.n));
-        ran::note(if level == Level::Avx512 { "fma prepared avx512" } else { "fma prepared avx2" });
+        ran::note(match level {
+            Level::Avx512 => "fma prepared avx512",
+            Level::Avx2 => "fma prepared avx2",
+            _ => "fma prepared neon",
+        });
         Ok(fast(level, Multiply { matrix: self, x, stride, bias, out }).is_ok())
     }
 }

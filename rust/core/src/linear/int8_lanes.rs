@@ -16,6 +16,7 @@ pub(super) fn run(product: &IntegerProduct<'_>) -> Result<()> {
     let (level, k) = (product.level(), product.w.columns);
     ran::note(match level {
         Level::Scalar => "int8 scalar",
+        Level::Neon => "int8 lanes neon",
         Level::Avx2 => "int8 lanes avx2",
         Level::Avx512 => "int8 lanes avx512",
     });

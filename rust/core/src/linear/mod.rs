@@ -8,6 +8,8 @@
 //! A product is a [`Problem`]; the first kernel of `table.rs` that takes it multiplies, and [`kernel`] names it. Kernels read W
 //! in its packed form, a panel of rows at a time.
 
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
 #[cfg(test)]
 mod encoded_sample;
 mod f32_fma;

@@ -5,6 +5,8 @@
 
 use std::ops::RangeInclusive;
 
+#[cfg(target_arch = "aarch64")]
+use super::aarch64::int8_dot;
 use super::float::FloatProduct;
 use super::integer::IntegerProduct;
 use super::prepared::Preparation;
@@ -18,7 +20,9 @@ use super::x86::{
 };
 use super::{f32_fma, f32_prepared, int8_lanes, integer};
 use crate::error::{FormatError, Result};
-use crate::simd::Processor::{self, Amx, Avx2, Avx512, Avx512Bf16, Avx512Vbmi, Avx512Vnni, Scalar};
+use crate::simd::Processor::{self, Amx, Avx2, Avx512, Neon, NeonDot, Scalar};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::Processor::{Avx512Bf16, Avx512Vbmi, Avx512Vnni};
 
 /// A kernel, and the problems that it takes.
 pub struct Kernel {
@@ -76,7 +80,7 @@ const MANY_ROWS_WEIGHTS: usize = 1 << 15;
 
 /// The kernels of one architecture, before those of all.
 #[cfg(target_arch = "x86_64")]
-const X86: &[Kernel] = &[
+const OWN: &[Kernel] = &[
     // Sparse weights.
     Kernel {
         name: "sparse int8 limbs vnni",
@@ -340,9 +344,19 @@ const X86: &[Kernel] = &[
     },
 ];
 
+/// The kernels of one architecture, before those of all.
+#[cfg(target_arch = "aarch64")]
+const OWN: &[Kernel] = &[Kernel {
+    name: "int8 dot neon",
+    processors: NeonDot..=NeonDot,
+    takes: int8_dot::takes,
+    run: Run::Integer(int8_dot::run),
+    ..ROW
+}];
+
 /// No kernels of another architecture.
-#[cfg(not(target_arch = "x86_64"))]
-const X86: &[Kernel] = &[];
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+const OWN: &[Kernel] = &[];
 
 /// The kernels of all architectures: they take what is left.
 const PORTABLE: &[Kernel] = &[
@@ -353,17 +367,25 @@ const PORTABLE: &[Kernel] = &[
         ..ROW
     },
     Kernel { name: "fma prepared avx2", processors: Avx2..=Avx2, run: Run::Prepared(f32_prepared::PREPARATION), ..ROW },
+    Kernel {
+        name: "fma prepared neon",
+        processors: Neon..=NeonDot,
+        run: Run::Prepared(f32_prepared::PREPARATION),
+        ..ROW
+    },
     Kernel { name: "int8 lanes avx512", processors: Avx512..=Amx, run: Run::Integer(int8_lanes::run), ..ROW },
     Kernel { name: "int8 lanes avx2", processors: Avx2..=Avx2, run: Run::Integer(int8_lanes::run), ..ROW },
+    Kernel { name: "int8 lanes neon", processors: Neon..=NeonDot, run: Run::Integer(int8_lanes::run), ..ROW },
     Kernel { name: "int8 scalar", processors: Scalar..=Scalar, run: Run::Integer(int8_lanes::run), ..ROW },
     Kernel { name: "fma avx512", processors: Avx512..=Amx, ..ROW },
     Kernel { name: "fma avx2", processors: Avx2..=Avx2, ..ROW },
+    Kernel { name: "fma neon", processors: Neon..=NeonDot, ..ROW },
     Kernel { name: "fma scalar", processors: Scalar..=Scalar, ..ROW },
 ];
 
 /// All kernels, in the order in which they are asked.
 pub fn kernels() -> impl Iterator<Item = &'static Kernel> {
-    X86.iter().chain(PORTABLE)
+    OWN.iter().chain(PORTABLE)
 }
 
 /// The first kernel that takes a problem, of those that `way` finds.

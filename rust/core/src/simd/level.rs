@@ -14,10 +14,12 @@ use crate::error::{Error, Result, SettingError};
 pub enum Level {
     /// Plain Rust, the reference.
     Scalar = 0,
+    /// NEON, of 64-bit Arm processors.
+    Neon = 1,
     /// AVX2 with FMA, F16C, BMI2 and POPCNT.
-    Avx2 = 1,
+    Avx2 = 2,
     /// AVX-512 F, BW, DQ, VL and CD, on top of the features of [`Level::Avx2`].
-    Avx512 = 2,
+    Avx512 = 3,
 }
 
 const UNSET: u8 = u8::MAX;
@@ -25,6 +27,14 @@ static FORCED: AtomicU8 = AtomicU8::new(UNSET);
 static DETECTED: std::sync::LazyLock<Level> = std::sync::LazyLock::new(Level::detect);
 
 impl Level {
+    /// All levels.
+    pub const ALL: [Self; 4] = [Self::Scalar, Self::Neon, Self::Avx2, Self::Avx512];
+
+    /// The levels that this machine has, lowest first.
+    pub fn available() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|level| level.is_here())
+    }
+
     /// The highest level this machine has.
     pub fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
@@ -46,23 +56,18 @@ impl Level {
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
-        Self::Scalar
+        if cfg!(target_arch = "aarch64") { Self::Neon } else { Self::Scalar }
     }
 
     /// True where this machine has the level; found out once.
     #[inline]
-    pub(super) fn is_here(self) -> bool {
-        self <= *DETECTED
+    pub fn is_here(self) -> bool {
+        self <= *DETECTED && (self != Self::Neon || cfg!(target_arch = "aarch64"))
     }
 
     /// The level in use: the forced one, else the highest.
     pub fn current() -> Self {
-        match FORCED.load(Ordering::Relaxed) {
-            0 => Self::Scalar,
-            1 => Self::Avx2,
-            2 => Self::Avx512,
-            _ => *DETECTED,
-        }
+        Self::ALL.get(usize::from(FORCED.load(Ordering::Relaxed))).map_or(*DETECTED, |&level| level)
     }
 
     /// Forces a level for the whole process, or with `None` returns to the highest.
@@ -71,7 +76,7 @@ impl Level {
     /// [`Error::Setting`] for a level that this machine lacks.
     pub fn force(level: Option<Self>) -> Result<()> {
         match level {
-            Some(level) if level > Self::detect() => {
+            Some(level) if !level.is_here() => {
                 Err(SettingError::LevelMissing { level, highest: Self::detect() }.into())
             }
             Some(level) => {
@@ -85,10 +90,11 @@ impl Level {
         }
     }
 
-    /// `scalar`, `avx2` or `avx512`.
+    /// `scalar`, `neon`, `avx2` or `avx512`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
+            Self::Neon => "neon",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
         }
@@ -100,6 +106,7 @@ impl std::str::FromStr for Level {
     fn from_str(text: &str) -> Result<Self> {
         match text {
             "scalar" => Ok(Self::Scalar),
+            "neon" => Ok(Self::Neon),
             "avx2" => Ok(Self::Avx2),
             "avx512" => Ok(Self::Avx512),
             _ => Err(SettingError::UnknownLevel { name: text.to_owned() }.into()),

@@ -18,6 +18,8 @@ pub(crate) mod transpose;
 
 pub use crate::float::LANES;
 pub use dispatch::{Job, fast};
+#[cfg(target_arch = "aarch64")]
+pub use lanes::Neon;
 #[cfg(target_arch = "x86_64")]
 pub use lanes::{Avx2, Avx512};
 pub use lanes::{Lanes, Proven, Scalar};

@@ -7,7 +7,7 @@ use super::Level;
 #[cfg(target_arch = "x86_64")]
 use super::tiles::amx;
 
-/// What a processor has, for products; each kind has the instructions of all kinds before it.
+/// What a processor has, for products; each kind of an architecture has the instructions of its kinds before it.
 ///
 /// A processor that lacks one of them counts as the kind before: Cascade Lake has VNNI without VBMI and is `Avx512`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -15,6 +15,10 @@ use super::tiles::amx;
 pub enum Processor {
     /// Plain Rust, the reference.
     Scalar,
+    /// [`Level::Neon`].
+    Neon,
+    /// NEON with dot products of bytes.
+    NeonDot,
     /// [`Level::Avx2`].
     Avx2,
     /// [`Level::Avx512`].
@@ -34,14 +38,28 @@ static DETECTED: LazyLock<Processor> = LazyLock::new(Processor::detect);
 
 impl Processor {
     /// All kinds, in order.
-    pub const ALL: [Self; 7] =
-        [Self::Scalar, Self::Avx2, Self::Avx512, Self::Avx512Vbmi, Self::Avx512Vnni, Self::Avx512Bf16, Self::Amx];
+    pub const ALL: [Self; 9] = [
+        Self::Scalar,
+        Self::Neon,
+        Self::NeonDot,
+        Self::Avx2,
+        Self::Avx512,
+        Self::Avx512Vbmi,
+        Self::Avx512Vnni,
+        Self::Avx512Bf16,
+        Self::Amx,
+    ];
+
+    /// The kinds whose instructions this machine has, in order.
+    pub fn available() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|kind| *kind <= *DETECTED && kind.level().is_here())
+    }
 
     /// The kind of this machine's processor.
     pub fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         return match Level::detect() {
-            Level::Scalar => Self::Scalar,
+            Level::Scalar | Level::Neon => Self::Scalar,
             Level::Avx2 => Self::Avx2,
             Level::Avx512 => {
                 let vbmi = is_x86_feature_detected!("avx512vbmi");
@@ -56,7 +74,9 @@ impl Processor {
                 }
             }
         };
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        return if std::arch::is_aarch64_feature_detected!("dotprod") { Self::NeonDot } else { Self::Neon };
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         Self::Scalar
     }
 
@@ -65,7 +85,7 @@ impl Processor {
         let level = match Level::current() {
             Level::Scalar => Self::Scalar,
             Level::Avx2 => Self::Avx2,
-            Level::Avx512 => *DETECTED,
+            Level::Neon | Level::Avx512 => *DETECTED,
         };
         Self::ALL[usize::from(LIMIT.load(Ordering::Relaxed).min(level as u8))]
     }
@@ -79,15 +99,18 @@ impl Processor {
     pub const fn level(self) -> Level {
         match self {
             Self::Scalar => Level::Scalar,
+            Self::Neon | Self::NeonDot => Level::Neon,
             Self::Avx2 => Level::Avx2,
             _ => Level::Avx512,
         }
     }
 
-    /// `scalar`, `avx2`, `avx512`, `avx512 vbmi`, `avx512 vnni`, `avx512 bf16` or `amx`.
+    /// `scalar`, `neon`, `neon dot`, `avx2`, `avx512`, `avx512 vbmi`, `avx512 vnni`, `avx512 bf16` or `amx`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
+            Self::Neon => "neon",
+            Self::NeonDot => "neon dot",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Avx512Vbmi => "avx512 vbmi",

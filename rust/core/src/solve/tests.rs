@@ -17,7 +17,7 @@ fn noise(count: usize, seed: u32) -> Vec<f32> {
 
 /// Levels of this machine, the scalar one first.
 fn levels() -> Vec<Level> {
-    [Level::Scalar, Level::Avx2, Level::Avx512].into_iter().filter(|&level| level <= Level::detect()).collect()
+    Level::available().collect()
 }
 
 /// Formats of the catalogue and others, with the groups that `COLUMNS` columns have.

@@ -13,7 +13,9 @@ mod reference;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::expanded as expanded_word;
-pub(crate) use expand::{check, stream};
+pub(crate) use expand::check;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use expand::stream;
 pub use expand::{expand, expanded};
 
 use crate::bitpack::{pack, unpack};

@@ -74,7 +74,7 @@ proptest! {
                 let stride = panel_bytes(level, &sparse, 8, shape, panel, &mut Vec::new(), &mut rows).unwrap();
                 rows.chunks(stride.max(1)).map(|row| row[..shape.columns].to_vec()).collect::<Vec<_>>()
             };
-            for level in [Level::Avx2, Level::Avx512].into_iter().filter(|level| *level <= Level::detect()) {
+            for level in Level::available() {
                 prop_assert_eq!(of(level), of(Level::Scalar));
             }
         }

@@ -17,8 +17,6 @@ use proptest::prelude::*;
 
 use cases::{Case, MORE, Parts, RULES, Tensor, cases, decode, encode, quantize, results};
 
-const LEVELS: [Level; 3] = [Level::Scalar, Level::Avx2, Level::Avx512];
-
 /// SIMD level and thread count belong to the process; tests that set them take turns.
 static SETTINGS: Mutex<()> = Mutex::new(());
 
@@ -45,7 +43,7 @@ proptest! {
         let _turn = settings();
         Level::force(Some(Level::Scalar)).expect("scalar is always there");
         let wanted = results(&case);
-        for level in LEVELS.into_iter().filter(|&level| level <= Level::detect()) {
+        for level in Level::available() {
             Level::force(Some(level)).expect("a level of this machine");
             let got = results(&case);
             Level::force(None).expect("the highest level");

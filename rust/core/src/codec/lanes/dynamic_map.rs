@@ -420,7 +420,7 @@ mod tests {
             } else {
                 OnLines::<false>(&units, &all).run(Scalar)
             }];
-            for level in [Level::Avx2, Level::Avx512] {
+            for level in Level::available() {
                 found.extend(if map.zero > 0 {
                     fast(level, OnLines::<true>(&units, &all)).ok()
                 } else {
@@ -479,10 +479,7 @@ mod tests {
                         *largest = map.encode(x, codes);
                     }
                     let largest: Vec<u8> = largest.iter().flat_map(|v| v.to_le_bytes()).collect();
-                    for level in [Level::Scalar, Level::Avx2, Level::Avx512] {
-                        if level > Level::detect() {
-                            continue;
-                        }
+                    for level in Level::available() {
                         let (mut codes, mut scales) = (vec![1; count], vec![1; 4 * blocks]);
                         encode(level, signed, &mut codes, &mut scales, &values);
                         assert!(codes == wanted && scales == largest, "{kind}, {count}, {level:?}");

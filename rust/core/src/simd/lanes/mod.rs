@@ -9,6 +9,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod proven;
 mod scalar;
 
@@ -16,6 +18,8 @@ mod scalar;
 pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+pub use neon::Neon;
 pub use proven::Proven;
 pub use scalar::Scalar;
 
@@ -248,6 +252,13 @@ pub unsafe trait Lanes: Copy + Send + Sync + 'static {
         unsafe {
             std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
         }
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: a prefetch never faults and writes nothing.
+        unsafe {
+            std::arch::asm!("prfm pldl1keep, [{}]", in(reg) p, options(readonly, nostack, preserves_flags));
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        let _ = p;
     }
     /// Orders what was written by [`Lanes::stream`] before all later writes.
     #[inline(always)]
