@@ -1,7 +1,7 @@
 """The one module that reads the environment.
 
-``OCTAVO_SIMD``: ``scalar``, ``neon``, ``avx2`` or ``avx512`` forces an instruction set; codecs give the same bits at every
-level, products agree within the bound of FORMATS.md, section 6.
+``OCTAVO_SIMD``: ``scalar``, ``neon``, ``avx2`` or ``avx512`` forces an instruction set. Codecs give the same bits at
+every level; products agree within the bound of FORMATS.md, section 6.
 ``OCTAVO_NUM_THREADS``: threads of the codecs and kernels, at most 256; default: the cores this process may use.
 ``OCTAVO_STRICT``: ``1`` makes every product without a kernel an error (:func:`strict`); default ``0``.
 
