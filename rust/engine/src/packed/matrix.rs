@@ -41,14 +41,12 @@ impl Matrix {
     /// roundings: the same at every SIMD level, and whatever the other rows are.
     pub fn apply(&self, x: &[f32], out: &mut [f32]) {
         match Level::current() {
-            Level::Scalar => self.apply_any(x, out),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the current level is one that this processor has.
             Level::Avx2 => unsafe { self.apply_avx2(x, out) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Level::Avx512 => unsafe { self.apply_avx512(x, out) },
-            #[cfg(not(target_arch = "x86_64"))]
             _ => self.apply_any(x, out),
         }
     }
