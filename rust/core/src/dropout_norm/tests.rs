@@ -50,8 +50,6 @@ impl Held {
     }
 }
 
-const LEVELS: [Level; 3] = [Level::Scalar, Level::Avx2, Level::Avx512];
-
 /// Compares a call with the reference, with gains or without them.
 fn compare(rows: usize, width: usize, dtypes: [DType; 3], chance: f64, with_gain: bool) {
     let [of_x, of_branch, of_stream] = dtypes;
@@ -72,7 +70,7 @@ fn compare(rows: usize, width: usize, dtypes: [DType; 3], chance: f64, with_gain
         gains.iter_mut().zip(sums).for_each(|(all, sum)| *all += sum);
     }
     let empty = |dtype| Held::new(&vec![7.0; rows * width], dtype);
-    for level in LEVELS.into_iter().filter(|&level| level <= Level::detect()) {
+    for level in Level::available() {
         let (mut stream, mut normed, mut rates) = (empty(of_stream), empty(of_stream), vec![7.0; rows]);
         let results = Results { stream: stream.write(), normed: normed.write(), rates: &mut rates };
         forward_at(x.read(), branch.read(), gain, width, settings, results, level).expect("lengths");
