@@ -289,3 +289,14 @@ def test_a_gpu_has_the_mask_and_the_numbers_of_the_processor(dtypes, width):
         return [part.cpu() for part in made]
 
     assert_near(results(there, x, branch, gain, scale=0.3, p=0.2), wanted, 2e-6 if dtypes[1].itemsize == 4 else 1e-2)
+
+
+@pytest.mark.parametrize("name", ["of_stream", "of_normed", "rates"])
+def test_the_backward_operation_reads_no_further_than_its_operands(name):
+    parts = {"of_stream": torch.ones(3, 8), "of_normed": torch.ones(3, 8), "stream": torch.ones(3, 8)}
+    parts |= {"rates": torch.ones(3)}
+    parts[name] = parts[name][:1]
+    with pytest.raises(ShapeError, match=f"{name} has shape"):
+        torch.ops.octavo_lab.residual_norm_backward(
+            *parts.values(), None, None, None, 1.0, 0.0, torch.float32, torch.float32
+        )

@@ -145,6 +145,29 @@ def _checked(
             raise DTypeError(f"residual_norm: x is on {x.device}, another operand on {part.device}")
 
 
+def _checked_backward(
+    of_stream: Tensor, of_normed: Tensor, stream: Tensor, rates: Tensor, gain: Tensor | None, scale: Tensor | None,
+    seed: Tensor | None, p: float, x_dtype: torch.dtype, branch_dtype: torch.dtype,
+) -> None:  # fmt: skip
+    """Refuse what the kernels of the backward pass must not be given: they read as many numbers as stream has."""
+    _checked(stream, stream, gain, scale, seed, p)
+    for name, part, shape in (
+        ("of_stream", of_stream, stream.shape),
+        ("of_normed", of_normed, stream.shape),
+        ("rates", rates, stream.shape[:-1]),
+    ):
+        if part.shape != shape or part.device != stream.device:
+            raise ShapeError(
+                f"residual_norm: {name} has shape {tuple(part.shape)} on {part.device}; accepted is {tuple(shape)} "
+                f"on {stream.device}"
+            )
+    if rates.dtype != torch.float32 or x_dtype not in FLOATS or branch_dtype not in FLOATS:
+        raise DTypeError(
+            f"residual_norm: rates is {rates.dtype}, x {x_dtype}, branch {branch_dtype}; accepted are rates of "
+            "float32, and float32, float16, bfloat16"
+        )
+
+
 def _forward(
     x: Tensor, branch: Tensor, gain: Tensor | None, scale: Tensor | None, seed: Tensor | None, factor: float, p: float,
     eps: float,
@@ -165,10 +188,11 @@ def _backward(
     of_stream: Tensor, of_normed: Tensor, stream: Tensor, rates: Tensor, gain: Tensor | None, scale: Tensor | None,
     seed: Tensor | None, factor: float, p: float, x_dtype: torch.dtype, branch_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    _checked_backward(of_stream, of_normed, stream, rates, gain, scale, seed, p, x_dtype, branch_dtype)
     of_x, of_branch, of_gain = _empty_gradients(stream, gain, x_dtype, branch_dtype)
     if stream.numel():
         of_stream, of_normed = (_ready(part.to(stream.dtype), "a gradient") for part in (of_stream, of_normed))
-        wide = _single(gain)
+        wide, rates = _single(gain), _ready(rates, "rates")
         numbers = _numbers(scale, seed, factor, p, 0.0)
         addresses = (of_stream.data_ptr(), of_normed.data_ptr(), stream.data_ptr(), FLOATS[stream.dtype])
         _core._dropout_norm_backward(
@@ -225,6 +249,7 @@ def _backward_cuda(
     of_stream: Tensor, of_normed: Tensor, stream: Tensor, rates: Tensor, gain: Tensor | None, scale: Tensor | None,
     seed: Tensor | None, factor: float, p: float, x_dtype: torch.dtype, branch_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    _checked_backward(of_stream, of_normed, stream, rates, gain, scale, seed, p, x_dtype, branch_dtype)
     of_x, of_branch, of_gain = _empty_gradients(stream, gain, x_dtype, branch_dtype)
     if stream.numel():
         of_stream, of_normed = (_ready(part.to(stream.dtype), "a gradient") for part in (of_stream, of_normed))
@@ -233,6 +258,7 @@ def _backward_cuda(
         if gain is not None:
             count = _core._cuda_dropout_norm_parts(on[0], shape)
             parts = of_gain.new_empty(count, stream.shape[-1])
+        rates = _ready(rates, "rates")
         results = (of_stream.data_ptr(), of_normed.data_ptr(), stream.data_ptr(), rates.data_ptr())
         wide, scale = _single(gain), _single(scale)
         _core._cuda_dropout_norm_backward(
@@ -256,6 +282,7 @@ def _backward_fake(
     of_stream: Tensor, of_normed: Tensor, stream: Tensor, rates: Tensor, gain: Tensor | None, scale: Tensor | None,
     seed: Tensor | None, factor: float, p: float, x_dtype: torch.dtype, branch_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    _checked_backward(of_stream, of_normed, stream, rates, gain, scale, seed, p, x_dtype, branch_dtype)
     of_x, of_branch, of_gain = _empty_gradients(stream, gain, x_dtype, branch_dtype)
     return of_x, of_branch, of_gain if gain is None else of_gain.to(gain.dtype)
 
