@@ -115,6 +115,11 @@ def test_a_super_model_of_other_texts_is_refused(split, tmp_path):
         ArchitectureBuilds(split, warm=tmp_path)
 
 
+def test_a_few_training_texts_have_the_vocabulary_of_all(split):
+    whole, few = (ArchitectureBuilds(texts) for texts in (split, split.fewer(2)))
+    assert few.fixed == whole.fixed
+
+
 def test_accuracy_against_epochs_has_a_row_for_each(split, tmp_path):
     builds = Counted(split)
     point = {"layers": 2, "heads": 2, "hidden": 64, "intermediate": 64, "type": "identity"}

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import octavo
+from octavo.data import CharTokenizer
 from octavo.data.labelled import Sentences, Split
 from octavo.errors import DataError
 from octavo.lab.architectures import bert_spaces
@@ -73,10 +74,12 @@ class ArchitectureBuilds:
         """Take the texts; ``changes``: fields of TrainConfig that differ. Raises DataError for another vocabulary."""
         self.device = device
         self.compression, self._changes = compression, dict(changes or {})
+        parts = (split.train, split.validation, split.test)
         vocabulary = kinds.vocabulary_of(split.train.texts)
-        config = ClassifierConfig(
-            vocabulary=kinds.vocabulary_size(vocabulary), classes=max(split.train.labels) + 1, positions=length
-        )
+        if isinstance(vocabulary, CharTokenizer):  # it has no id for others, and a few texts lack some
+            vocabulary = kinds.vocabulary_of([text for part in parts for text in part.texts])
+        classes = max(max(part.labels) for part in parts if part.labels) + 1
+        config = ClassifierConfig(vocabulary=kinds.vocabulary_size(vocabulary), classes=classes, positions=length)
         reader = kinds.tiny_classifier(
             vocabulary, Classifier(replace(config, layers=1, width=8, feed_forward=8, heads=1))
         )
