@@ -106,6 +106,12 @@ def test_what_fits_no_model_is_refused_before_weights_are_made():
 # --- kernels of attention ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("text", ["@", "@,", "@layers=2,", "@ "])
+def test_a_field_without_text_is_refused(text):
+    with pytest.raises(SettingError, match="sets no field; accepted is FIELD=VALUE"):
+        arm(BASE + text, TINY)
+
+
 @pytest.mark.parametrize("name", ["flash", "math"])
 def test_a_run_trains_with_the_kernel_that_it_names(tmp_path, name):
     data, scale = tokens(tmp_path / "text")

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from lab.language.language_worker import TINY, text_file, tokens
-from octavo.errors import CheckpointError, ConfigError, DataError
+from octavo.cli.lab._until import until_of
+from octavo.errors import CheckpointError, ConfigError, DataError, SettingError
 from octavo.lab.language.bench_report import BenchReport
 from octavo.lab.language.language_bench import BenchPlan, run_bench
 from octavo.lab.language.language_config import Phase, Until
@@ -214,3 +215,10 @@ def test_a_bench_until_a_loss_reports_tokens_and_seconds(tmp_path):
         run_bench(replace(plan, until=None), book, tmp_path / "b")
     with pytest.raises(ConfigError, match="bound"):
         run_bench(replace(plan, arms=("masked_diffusion",)), book, tmp_path / "c")
+
+
+@pytest.mark.parametrize("option", ["every", "in_a_row"])
+def test_options_of_until_are_refused_by_their_names(option):
+    numbers = {"every": None, "in_a_row": None, option: 0}
+    with pytest.raises(SettingError, match=r"^--(validate-every|in-a-row) is 0; accepted are whole numbers"):
+        until_of(3.0, **numbers)

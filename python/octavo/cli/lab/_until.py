@@ -32,6 +32,9 @@ def until_of(loss: float | None, every: int | None, in_a_row: int | None) -> Unt
     from octavo.lab.language.language_config import Until
 
     if loss is not None:
+        for option, value in (("--validate-every", every), ("--in-a-row", in_a_row)):
+            if value is not None and value < 1:
+                raise SettingError(f"{option} is {value}; accepted are whole numbers of at least 1")
         return Until(loss=loss, every=every, in_a_row=1 if in_a_row is None else in_a_row)
     for option, value in (("--validate-every", every), ("--in-a-row", in_a_row)):
         if value is not None:

@@ -120,6 +120,9 @@ def ptq_qat(
             raise SettingError(f"{option} is of training, and --no-qat leaves it out; give one of them")
     if epochs is not None and qat_share is not None:
         raise SettingError("--epochs and --qat-share both say how long training is; give one of them")
+    for option, text in (("--families", families), ("--widths", widths)):
+        if text is not None and not words(text):
+            raise SettingError(f"{option} is empty; accepted is one of them, at least")
     names = words(families or ("int" if quick else "fixed,int,mxint")) + ([baseline] if baseline else [])
     widths = widths or ("4,8" if quick else "2,3,4,6,8,16,32")
     most = Training.most if qat_share is None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from octavo.compress import sentiment
 from octavo.compress.readers import SST2
 from octavo.data.labelled import Split
-from octavo.data.labelled_files import class_names, read_labelled
+from octavo.data.labelled_files import class_names, is_json_lines, is_table, read_labelled
 from octavo.errors import DataError, SettingError
 
 # Of a file of one's own, a part this large is cut off to choose by, and another to test on; never more than a corpus's.
@@ -31,8 +32,11 @@ def open_corpus(
     cut off to choose by. Classes with names have the numbers of ``classes``, a model's, where it has them all; else
     they are numbered in the order of the alphabet.
 
-    Raises SettingError for what does not go together, DataError as the readers.
+    Raises SettingError for what does not go together, DataError as the readers, FileNotFoundError for a
+    file that is not there.
     """
+    if not data.exists() and (is_table(data) or is_json_lines(data)):
+        raise FileNotFoundError(errno.ENOENT, "No such file", str(data))
     if data.is_dir() or not data.exists():
         if test is not None:
             raise SettingError(f"--test goes with --data FILE; {data} is the folder of a corpus: leave --test out")

@@ -59,8 +59,8 @@ def arm(text: str, scale: Scale) -> LanguageConfig:
     of :mod:`octavo.lab.language.config_fields`, where ``context``, ``width`` and ``layers`` change the sizes that the
     presets are made at. Raises SettingError naming the field and what is accepted; errors of the parts for values.
     """
-    name, _, rest = text.partition("@")
-    changes = [_change(part) for part in filter(None, rest.split(","))]
+    name, at, rest = text.partition("@")
+    changes = [_change(part) for part in rest.split(",")] if at else []
     for field, value in changes:
         if field in SIZES:
             scale = resized(scale, field, value)
