@@ -231,7 +231,7 @@ def test_reviews_are_trained_on_and_studied_at_their_length(octavo, tmp_path, sm
         (("ptq-qat", "--widths", ""), "--widths is empty"),
         (("ptq-qat", "--families", ","), "--families is empty"),
         (("ptq-qat", "--data", "missing.tsv"), "missing.tsv: no such file"),
-        (("nas", "--texts", "0"), "--texts is 0; accepted are whole numbers of at least 1"),
+        (("nas", "--texts", "0"), "--texts is 0; accepted are whole numbers of at least 64"),
         (("ptq-qat", "--widths", "1"), "width 1; accepted are 2 to 32"),
         (("ptq-qat", "--baseline", "torchao"), "unknown baseline 'torchao'; accepted are mase"),
         (("ptq-qat", "--qat-share", "0"), "--qat-share is 0"),

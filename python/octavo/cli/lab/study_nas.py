@@ -94,8 +94,8 @@ def nas(
     names = words(samplers or ("grid,random,tpe,nsga2" if preset == "lab32" else "random,tpe"))
     if not 0 <= sparsity < 1:
         raise SettingError(f"--sparsity is {sparsity:g}; accepted are shares from 0 to below 1")
-    if texts is not None and texts < 1:
-        raise SettingError(f"--texts is {texts}; accepted are whole numbers of at least 1")
+    if texts is not None and texts < 64:
+        raise SettingError(f"--texts is {texts}; accepted are whole numbers of at least 64, the texts of an update")
     compression = Compression(recipe, sparsity, tune_epochs) if recipe or sparsity else None
     study: Any
     if len(lengths) > 1:
