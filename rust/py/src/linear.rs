@@ -112,6 +112,9 @@ impl Weight {
     }
 
     /// The operands, where the results are apart from all that is read, `others` included.
+    ///
+    /// # Safety
+    /// As for [`Weight::multiply`].
     unsafe fn operands<'a>(&self, rows: Rows, others: &[Memory]) -> octavo_core::Result<Operands<'a>> {
         let Rows { dtype, m, x, out } = rows;
         let (inputs, outputs) = (count(m, self.columns)?, count(m, self.rows)?);
@@ -125,6 +128,10 @@ impl Weight {
         }
     }
 
+    /// The bias as numbers.
+    ///
+    /// # Safety
+    /// As for [`Weight::multiply`].
     unsafe fn float_bias<'a>(&self) -> octavo_core::Result<Option<Values<'a>>> {
         // SAFETY: as the caller promises.
         self.bias.map(|(at, code)| unsafe { values(at, self.rows, dtype(code)?, "bias") }).transpose()
