@@ -319,6 +319,9 @@ simple("graph.PassInputs", graph.PassInputs, inputs=None, calibration=None)
 simple("graph.PassInputs.graph", graph.PassInputs(m.x()).graph, model=m.net(), name="mine", slow=True)
 simple("graph.diff", graph.diff, a=m.graph(), b=m.graph())
 simple("graph.extract", graph.extract, model=m.net(), path="first", inputs=m.x(), inplace=False)
+simple("graph.fx_nodes", graph.fx_nodes, graph=m.graph(), model=m.net(), batches=m.batches(), slow=True)
+simple("graph.FxNode", graph.FxNode, name="x", op="placeholder", target="x", inputs=(), operators=(), common={}, software={}, hardware={})  # fmt: skip
+simple("graph.FxNode.as_dict", graph.fx_nodes(m.graph())[0].as_dict, batch=8)
 simple("graph.find_pass", graph.find_pass, name="quantize")
 simple("graph.fold_batchnorm", graph.fold_batchnorm, model=m.Conv().eval(), inputs=torch.ones(2, 4, 8), inplace=False, slow=True)  # fmt: skip
 simple("graph.fuse_qkv", graph.fuse_qkv, model=m.Projections().eval(), inputs=m.x(), groups=None, inplace=False, slow=True)  # fmt: skip
@@ -371,7 +374,7 @@ simple("prune.activation_report", prune.activation_report, model=m.cut(), batche
 simple("prune.callback", prune.callback, model=prune.prune_model(m.net(), 0.5, schedule=prune.Cubic(10), progress=False))  # fmt: skip
 simple("prune.compact_model", prune.compact_model, model=m.plain(), inputs=m.x(), inplace=False, slow=True)
 simple("prune.groups", prune.groups, model=m.plain(), inputs=m.x(), kinds=("neuron",), query_heads=False, slow=True)
-simple("prune.prune_activations", prune.prune_activations, model=m.net(), sparsity=0.5, method="calibrated", targets=None, calibration=m.batches(), samples=4, inplace=False, progress=False, slow=True)  # fmt: skip
+simple("prune.prune_activations", prune.prune_activations, model=m.net(), sparsity=0.5, method="calibrated", targets=None, calibration=m.batches(), samples=4, seed=1, inplace=False, progress=False, slow=True)  # fmt: skip
 simple("prune.report", prune.report, model=m.masked())
 simple("prune.structure", prune.structure, model=m.plain(), inputs=m.x(), query_heads=False, slow=True)
 

@@ -216,6 +216,20 @@ def _rotary_table(node: Node, tensors: Tensors) -> Work | None:
     return Work(elementwise=tensors[node.outputs[0]].elements + _elements(node.outputs, tensors))
 
 
+def _residual_norm(node: Node, tensors: Tensors) -> Work | None:
+    """A sum, a norm of three operations, and where they are there the mask and scale of drop-out, and a gain."""
+    x = node.named("x")
+    if x is None:
+        return None
+    mask = 2 if node.arguments.get("p") else 0
+    return Work(elementwise=tensors[x].elements * (4 + mask + isinstance(node.arguments.get("gain"), Ref)))
+
+
+def _by_values(node: Node, tensors: Tensors) -> Work | None:
+    """Unknown: the work depends on values, such as lengths of texts, which a graph does not have."""
+    return None
+
+
 def _nothing(node: Node, tensors: Tensors) -> Work | None:
     return Work()
 
@@ -260,6 +274,8 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("octavo.quantize", "octavo.quantize_plain", "octavo.encode"), _each("x", 1)),
     **dict.fromkeys(("octavo.decode", "octavo.dense_codes", "octavo.packed_embedding"), _written(1)),
     "octavo_lab.rotary_table": _rotary_table,
+    "octavo_lab.residual_norm": _residual_norm,
+    "octavo_lab.paged_attention": _by_values,
     **_aten(_each("self", _SOFTMAX), "softmax", "_softmax", "log_softmax", "_log_softmax"),
     **_aten(_each("input", 5, affine=1), "layer_norm", "native_layer_norm", "group_norm", "instance_norm"),
     **_aten(_each("input", 3, affine=1), "rms_norm"),
