@@ -154,6 +154,7 @@ def test_operands_that_are_not_contiguous_or_empty():
         ({"scale": torch.ones(2)}, ShapeError, r"scale has shape \(2,\)"),
         ({"seed": torch.ones(1)}, DTypeError, "no tensor of one int64"),
         ({"gain": torch.ones(4, device="meta")}, DTypeError, "another operand on meta"),
+        ({"x": torch.ones(2, 4, dtype=torch.int64)}, DTypeError, "x is torch.int64"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, error, text):
@@ -264,13 +265,11 @@ def test_a_device_gets_the_same_call(monkeypatch, has_gain, scale):
     x, branch, gain, _ = operands((6, 70), (torch.float32, torch.bfloat16), has_gain)
     slopes = torch.randn(2, 6, 70)
     found, wanted = [], []
-    for made, forward, backward in (
-        (wanted, residual_norm._forward, residual_norm._backward),
-        (found, residual_norm._forward_cuda, residual_norm._backward_cuda),
-    ):
-        stream, normed, rates = forward(x, branch, gain, scale, SEED, 0.5, 0.25, EPS)
+    for made, on_gpu in ((wanted, False), (found, True)):
+        monkeypatch.setattr(residual_norm, "_on_gpu", lambda part, on_gpu=on_gpu: on_gpu)
+        stream, normed, rates = residual_norm._forward(x, branch, gain, scale, SEED, 0.5, 0.25, EPS)
         rest = (scale, SEED, 0.5, 0.25, x.dtype, branch.dtype)
-        made += [stream, normed, rates, *backward(slopes[0], slopes[1], stream, rates, gain, *rest)]
+        made += [stream, normed, rates, *residual_norm._backward(slopes[0], slopes[1], stream, rates, gain, *rest)]
     assert stand_in.calls == [(0, 5)] * 2
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == other.dtype
@@ -300,3 +299,11 @@ def test_the_backward_operation_reads_no_further_than_its_operands(name):
         torch.ops.octavo_lab.residual_norm_backward(
             *parts.values(), None, None, None, 1.0, 0.0, torch.float32, torch.float32
         )
+
+
+def test_the_backward_operation_takes_operands_that_are_not_contiguous():
+    parts = [torch.randn(8, 3).t() for _ in range(3)]
+    options = (torch.rand(3, 2)[:, 0], torch.randn(16)[::2], None, SEED, 0.5, 0.25, torch.float32, torch.float32)
+    backward = torch.ops.octavo_lab.residual_norm_backward
+    found, wanted = backward(*parts, *options), backward(*(part.contiguous() for part in parts), *options)
+    assert all(map(torch.equal, found, wanted))

@@ -41,7 +41,7 @@ def residual_dropout_norm(
     device where it is None. The mask depends on the seed, the row and the column alone
     (:mod:`octavo.lab.language.gpt.dropout_mask`), and the backward pass computes it again. Kept for that pass: s, a
     float32 for every row and the seed. Sums are float32. Gradients of first order. Raises ShapeError for shapes that
-    differ and RangeError for ``p``.
+    differ, DTypeError for numbers that are no floats and RangeError for ``p``.
     """
     _check(x, branch, gain, p)
     if p and seed is None:
@@ -77,6 +77,9 @@ def _check(x: Tensor, branch: Tensor, gain: Tensor | None, p: float) -> None:
         raise ShapeError(f"residual_norm: x and branch have shapes {shapes}; accepted are two equal ones [..., D]")
     if gain is not None and gain.shape != x.shape[-1:]:
         raise ShapeError(f"residual_norm: gain has shape {tuple(gain.shape)}; accepted is ({x.shape[-1]},)")
+    for name, part in (("x", x), ("branch", branch), ("gain", gain)):
+        if part is not None and not part.is_floating_point():
+            raise DTypeError(f"residual_norm: {name} is {part.dtype}; accepted are float dtypes")
     if not 0 <= p < 1:
         raise RangeError(f"residual_norm: p is {p}; accepted is a chance from 0 to below 1")
 
@@ -113,6 +116,10 @@ def _single(gain: Tensor | None) -> Tensor | None:
 
 def _address(part: Tensor | None) -> int:
     return 0 if part is None else part.data_ptr()
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return x.is_cuda
 
 
 def _sizes(x: Tensor) -> tuple[int, int]:
@@ -168,40 +175,6 @@ def _checked_backward(
         )
 
 
-def _forward(
-    x: Tensor, branch: Tensor, gain: Tensor | None, scale: Tensor | None, seed: Tensor | None, factor: float, p: float,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    _checked(x, branch, gain, scale, seed, p)
-    stream, normed, rates = _empty(x, branch)
-    if x.numel():
-        x, branch, gain = _ready(x, "x"), _ready(branch, "branch"), _single(gain)
-        numbers = _numbers(scale, seed, factor, p, eps)
-        _core._dropout_norm(
-            _sizes(x), (x.data_ptr(), FLOATS[x.dtype]), (branch.data_ptr(), FLOATS[branch.dtype]), _address(gain),
-            numbers, (stream.data_ptr(), FLOATS[stream.dtype]), normed.data_ptr(), rates.data_ptr(),
-        )  # fmt: skip
-    return stream, normed, rates
-
-
-def _backward(
-    of_stream: Tensor, of_normed: Tensor, stream: Tensor, rates: Tensor, gain: Tensor | None, scale: Tensor | None,
-    seed: Tensor | None, factor: float, p: float, x_dtype: torch.dtype, branch_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    _checked_backward(of_stream, of_normed, stream, rates, gain, scale, seed, p, x_dtype, branch_dtype)
-    of_x, of_branch, of_gain = _empty_gradients(stream, gain, x_dtype, branch_dtype)
-    if stream.numel():
-        of_stream, of_normed = (_ready(part.to(stream.dtype), "a gradient") for part in (of_stream, of_normed))
-        wide, rates = _single(gain), _ready(rates, "rates")
-        numbers = _numbers(scale, seed, factor, p, 0.0)
-        addresses = (of_stream.data_ptr(), of_normed.data_ptr(), stream.data_ptr(), FLOATS[stream.dtype])
-        _core._dropout_norm_backward(
-            _sizes(stream), addresses, rates.data_ptr(), _address(wide), numbers, (of_x.data_ptr(), FLOATS[x_dtype]),
-            (of_branch.data_ptr(), FLOATS[branch_dtype]), of_gain.data_ptr(),
-        )  # fmt: skip
-    return of_x, of_branch, of_gain if gain is None else of_gain.to(gain.dtype)
-
-
 def _empty(x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return memory for stream, normed rows, and the reciprocal root of each row's mean square."""
     dtype = torch.promote_types(x.dtype, branch.dtype)
@@ -213,7 +186,7 @@ def _empty_gradients(
     stream: Tensor, gain: Tensor | None, x_dtype: torch.dtype, branch_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return memory for the gradients of x, branch and gain; the last of no numbers where there is none, float32."""
-    of_x, of_branch = (torch.empty_like(stream, dtype=dtype) for dtype in (x_dtype, branch_dtype))
+    of_x, of_branch = (stream.new_empty(stream.shape, dtype=dtype) for dtype in (x_dtype, branch_dtype))
     return of_x, of_branch, stream.new_zeros(0 if gain is None else stream.shape[-1], dtype=torch.float32)
 
 
@@ -230,46 +203,6 @@ def _options(
     return _address(gain), _address(scale), _address(seed if p else None), factor / (1 - p), p, eps
 
 
-def _forward_cuda(
-    x: Tensor, branch: Tensor, gain: Tensor | None, scale: Tensor | None, seed: Tensor | None, factor: float, p: float,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    _checked(x, branch, gain, scale, seed, p)
-    stream, normed, rates = _empty(x, branch)
-    if x.numel():
-        x, branch, gain, scale = _ready(x, "x"), _ready(branch, "branch"), _single(gain), _single(scale)
-        _core._cuda_dropout_norm(
-            place(x.device), _shape(x, x.dtype, branch.dtype, stream.dtype), x.data_ptr(), branch.data_ptr(),
-            _options(gain, scale, seed, factor, p, eps), (stream.data_ptr(), normed.data_ptr(), rates.data_ptr()),
-        )  # fmt: skip
-    return stream, normed, rates
-
-
-def _backward_cuda(
-    of_stream: Tensor, of_normed: Tensor, stream: Tensor, rates: Tensor, gain: Tensor | None, scale: Tensor | None,
-    seed: Tensor | None, factor: float, p: float, x_dtype: torch.dtype, branch_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    _checked_backward(of_stream, of_normed, stream, rates, gain, scale, seed, p, x_dtype, branch_dtype)
-    of_x, of_branch, of_gain = _empty_gradients(stream, gain, x_dtype, branch_dtype)
-    if stream.numel():
-        of_stream, of_normed = (_ready(part.to(stream.dtype), "a gradient") for part in (of_stream, of_normed))
-        on, shape = place(stream.device), _shape(stream, x_dtype, branch_dtype, stream.dtype)
-        parts = None
-        if gain is not None:
-            count = _core._cuda_dropout_norm_parts(on[0], shape)
-            parts = of_gain.new_empty(count, stream.shape[-1])
-        rates = _ready(rates, "rates")
-        results = (of_stream.data_ptr(), of_normed.data_ptr(), stream.data_ptr(), rates.data_ptr())
-        wide, scale = _single(gain), _single(scale)
-        _core._cuda_dropout_norm_backward(
-            on, shape, results, _options(wide, scale, seed, factor, p, 0.0),
-            (of_x.data_ptr(), of_branch.data_ptr(), _address(parts)),
-        )  # fmt: skip
-        if parts is not None:
-            of_gain = parts.sum(0)
-    return of_x, of_branch, of_gain if gain is None else of_gain.to(gain.dtype)
-
-
 def _forward_fake(
     x: Tensor, branch: Tensor, gain: Tensor | None, scale: Tensor | None, seed: Tensor | None, factor: float, p: float,
     eps: float,
@@ -278,12 +211,65 @@ def _forward_fake(
     return _empty(x, branch)
 
 
+def _forward(
+    x: Tensor, branch: Tensor, gain: Tensor | None, scale: Tensor | None, seed: Tensor | None, factor: float, p: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    stream, normed, rates = results = _forward_fake(x, branch, gain, scale, seed, factor, p, eps)
+    if not x.numel():
+        return results
+    x, branch, gain = _ready(x, "x"), _ready(branch, "branch"), _single(gain)
+    if _on_gpu(x):
+        scale = _single(scale)
+        _core._cuda_dropout_norm(
+            place(x.device), _shape(x, x.dtype, branch.dtype, stream.dtype), x.data_ptr(), branch.data_ptr(),
+            _options(gain, scale, seed, factor, p, eps), (stream.data_ptr(), normed.data_ptr(), rates.data_ptr()),
+        )  # fmt: skip
+    else:
+        _core._dropout_norm(
+            _sizes(x), (x.data_ptr(), FLOATS[x.dtype]), (branch.data_ptr(), FLOATS[branch.dtype]), _address(gain),
+            _numbers(scale, seed, factor, p, eps), (stream.data_ptr(), FLOATS[stream.dtype]), normed.data_ptr(),
+            rates.data_ptr(),
+        )  # fmt: skip
+    return results
+
+
 def _backward_fake(
     of_stream: Tensor, of_normed: Tensor, stream: Tensor, rates: Tensor, gain: Tensor | None, scale: Tensor | None,
     seed: Tensor | None, factor: float, p: float, x_dtype: torch.dtype, branch_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     _checked_backward(of_stream, of_normed, stream, rates, gain, scale, seed, p, x_dtype, branch_dtype)
     of_x, of_branch, of_gain = _empty_gradients(stream, gain, x_dtype, branch_dtype)
+    return of_x, of_branch, of_gain if gain is None else of_gain.to(gain.dtype)
+
+
+def _backward(
+    of_stream: Tensor, of_normed: Tensor, stream: Tensor, rates: Tensor, gain: Tensor | None, scale: Tensor | None,
+    seed: Tensor | None, factor: float, p: float, x_dtype: torch.dtype, branch_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    _checked_backward(of_stream, of_normed, stream, rates, gain, scale, seed, p, x_dtype, branch_dtype)
+    of_x, of_branch, of_gain = _empty_gradients(stream, gain, x_dtype, branch_dtype)
+    if stream.numel():
+        stream, rates, wide = _ready(stream, "stream"), _ready(rates, "rates"), _single(gain)
+        of_stream, of_normed = (_ready(part.to(stream.dtype), "a gradient") for part in (of_stream, of_normed))
+        read = of_stream.data_ptr(), of_normed.data_ptr(), stream.data_ptr()
+        if _on_gpu(stream):
+            on, shape = place(stream.device), _shape(stream, x_dtype, branch_dtype, stream.dtype)
+            count = 0 if gain is None else _core._cuda_dropout_norm_parts(on[0], shape)
+            parts = of_gain.new_empty(count, stream.shape[-1])
+            scale = _single(scale)
+            _core._cuda_dropout_norm_backward(
+                on, shape, (*read, rates.data_ptr()), _options(wide, scale, seed, factor, p, 0.0),
+                (of_x.data_ptr(), of_branch.data_ptr(), 0 if gain is None else parts.data_ptr()),
+            )  # fmt: skip
+            if gain is not None:
+                of_gain = parts.sum(0)
+        else:
+            _core._dropout_norm_backward(
+                _sizes(stream), (*read, FLOATS[stream.dtype]), rates.data_ptr(), _address(wide),
+                _numbers(scale, seed, factor, p, 0.0), (of_x.data_ptr(), FLOATS[x_dtype]),
+                (of_branch.data_ptr(), FLOATS[branch_dtype]), of_gain.data_ptr(),
+            )  # fmt: skip
     return of_x, of_branch, of_gain if gain is None else of_gain.to(gain.dtype)
 
 
@@ -307,11 +293,11 @@ def _refuse_second_order(ctx: Any, *grads: Tensor) -> None:
     raise NotImplementedError("residual_norm has gradients of first order alone; plain_residual_norm has all")
 
 
-for _name, _kernels, _fake in (
-    ("residual_norm", (_forward, _forward_cuda), _forward_fake),
-    ("residual_norm_backward", (_backward, _backward_cuda), _backward_fake),
+for _name, _kernel, _fake in (
+    ("residual_norm", _forward, _forward_fake),
+    ("residual_norm_backward", _backward, _backward_fake),
 ):
-    for _device, _kernel in zip(("CPU", "CUDA"), _kernels, strict=True):
+    for _device in ("CPU", "CUDA"):
         _library.impl(_name, _kernel, _device)
     registry.register_fake(f"octavo_lab::{_name}", _fake, lib=_library)
 registry.register_autograd("octavo_lab::residual_norm", _gradients, setup_context=_setup_context, lib=_library)
