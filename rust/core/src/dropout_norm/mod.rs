@@ -17,9 +17,7 @@ use crate::codec::{Values, ValuesMut, zeroed};
 use crate::error::{Error, Result};
 use crate::float_state::FloatState;
 use crate::pool;
-#[cfg(target_arch = "x86_64")]
-use crate::simd::{Avx2, Avx512};
-use crate::simd::{Job, Level, Scalar, fast};
+use crate::simd::{self, Level};
 use rows::{Backward, BackwardRows, Forward, ForwardRows};
 
 /// Rows that a thread takes together; the gradients of gains are summed in these pieces.
@@ -101,7 +99,9 @@ fn forward_at(
     let (x, branch, stream, normed) = (x.src(), branch.src(), stream.dst(), normed.dst());
     let call = Forward { x, branch, gain, width, settings, stream, normed };
     let pieces = rates.chunks_mut(PIECE).enumerate().collect();
-    pool::consume(pieces, bytes, |(i, rates): (usize, &mut [f32])| at(level, ForwardRows(call, i * PIECE, rates)))
+    pool::consume(pieces, bytes, |(i, rates): (usize, &mut [f32])| {
+        simd::run(level, ForwardRows(call, i * PIECE, rates))
+    })
 }
 
 /// Writes the gradients of [`forward`] with the same gains and settings.
@@ -145,7 +145,7 @@ fn backward_at(
         pieces.push(BackwardRows { call, first: i * PIECE, rates, gains });
         rest = others;
     }
-    pool::consume(pieces, bytes, |piece: BackwardRows<'_>| at(level, piece))?;
+    pool::consume(pieces, bytes, |piece: BackwardRows<'_>| simd::run(level, piece))?;
     of_gain.fill(0.0);
     if !of_gain.is_empty() {
         let _state = FloatState::standard();
@@ -154,22 +154,6 @@ fn backward_at(
         }
     }
     Ok(())
-}
-
-/// Does a job with the instructions of a level.
-#[cfg(target_arch = "x86_64")]
-fn at<J: Job<Avx2, Output = ()> + Job<Avx512, Output = ()> + Job<Scalar, Output = ()>>(level: Level, job: J) {
-    if let Err(job) = fast(level, job) {
-        job.run(Scalar);
-    }
-}
-
-/// Does a job.
-#[cfg(not(target_arch = "x86_64"))]
-fn at<J: Job<Scalar, Output = ()>>(level: Level, job: J) {
-    if let Err(job) = fast::<(), J>(level, job) {
-        job.run(Scalar);
-    }
 }
 
 fn check(width: usize, gain: Option<&[f32]>, rows: usize, lengths: &[usize]) -> Result<()> {

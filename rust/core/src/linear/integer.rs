@@ -201,6 +201,31 @@ impl IntegerProduct<'_> {
         })
     }
 
+    /// Calls `multiply` with every four rows of weights, those beyond the last repeating it, the codes of all inputs, and a
+    /// function that takes a row of inputs and its sums of products with the four.
+    ///
+    /// # Errors
+    /// Those of [`Self::in_panels`].
+    pub(super) fn in_fours(
+        &self,
+        multiply: impl Fn([&[i8]; 4], &[i8], &mut dyn FnMut(usize, [i32; 4])) + Sync,
+    ) -> Result<()> {
+        let k = self.w.columns;
+        self.in_panels(|first, count, codes| {
+            for four in (0..count).step_by(4) {
+                let row_of = |r: usize| four + r.min(count - four - 1);
+                let weights = std::array::from_fn(|r| &codes[row_of(r) * k..][..k]);
+                multiply(weights, &self.x.codes, &mut |row, sums| {
+                    let value = |r: usize| self.value(i64::from(sums[r]), row, first + row_of(r));
+                    let values: [f32; 4] = std::array::from_fn(value);
+                    // SAFETY: every panel writes its own columns.
+                    unsafe { self.out.write(row, first + four, &values[..values.len().min(count - four)]) };
+                });
+            }
+            Ok(())
+        })
+    }
+
     /// Writes the codes of a row of weights.
     pub(super) fn unpack(&self, row: usize, codes: &mut [i8]) {
         let packed = &self.w.packed.codes[row * self.row_bytes..][..self.row_bytes];

@@ -17,7 +17,7 @@ pub mod tiles;
 pub(crate) mod transpose;
 
 pub use crate::float::LANES;
-pub use dispatch::{Job, fast};
+pub use dispatch::{EveryJob, Job, fast, run};
 #[cfg(target_arch = "aarch64")]
 pub use lanes::Neon;
 #[cfg(target_arch = "x86_64")]

@@ -29,24 +29,8 @@ pub(in crate::linear) fn takes(problem: &Problem) -> bool {
 /// Where memory is short or threads cannot be started.
 pub(in crate::linear) fn run(product: &IntegerProduct<'_>) -> Result<()> {
     ran::note("int8 avx2");
-    let k = product.w.columns;
-    product.in_panels(|first, count, codes| {
-        for four in (0..count).step_by(UNROLL_ROWS) {
-            // Rows beyond the last repeat it.
-            let row_of = |r: usize| r.min(count - four - 1);
-            let weights = std::array::from_fn(|r| &codes[(four + row_of(r)) * k..][..k]);
-            let write = |row: usize, sums: [i32; UNROLL_ROWS]| {
-                let weight = |r: usize| first + four + row_of(r);
-                let values: [f32; UNROLL_ROWS] =
-                    std::array::from_fn(|r| product.value(i64::from(sums[r]), row, weight(r)));
-                // SAFETY: every panel writes its own columns.
-                unsafe { product.out.write(row, first + four, &values[..values.len().min(count - four)]) };
-            };
-            // SAFETY: the table asks for the level; int32 holds the sums.
-            unsafe { multiply(weights, &product.x.codes, write) };
-        }
-        Ok(())
-    })
+    // SAFETY: the table asks for the level; int32 holds the sums.
+    product.in_fours(|weights, x, write| unsafe { multiply(weights, x, write) })
 }
 
 /// Calls `write` with each row of inputs and its sums of products with [`UNROLL_ROWS`] rows of weights. Sums must fit int32.

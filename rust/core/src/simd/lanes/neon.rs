@@ -147,6 +147,22 @@ unsafe impl Lanes for Neon {
         fn select_i(m: M, a: I, b: I) -> I = vbslq_s32;
     }
     #[inline(always)]
+    unsafe fn mul_wide(a: I, b: I) -> (I, I) {
+        unsafe {
+            let products: [[uint32x4_t; 2]; 4] = quarters!(
+                |a, b| {
+                    let (a, b) = (vreinterpretq_u32_s32(a), vreinterpretq_u32_s32(b));
+                    let low = vmull_u32(vget_low_u32(a), vget_low_u32(b));
+                    [vreinterpretq_u32_u64(low), vreinterpretq_u32_u64(vmull_high_u32(a, b))]
+                },
+                a,
+                b
+            );
+            let upper = products.map(|[low, high]| vreinterpretq_s32_u32(vuzp2q_u32(low, high)));
+            (upper, products.map(|[low, high]| vreinterpretq_s32_u32(vuzp1q_u32(low, high))))
+        }
+    }
+    #[inline(always)]
     unsafe fn to_i(v: F) -> I {
         // FCVTNS saturates; what no integer holds becomes the least one, as on x86.
         unsafe {
