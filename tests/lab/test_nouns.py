@@ -51,6 +51,8 @@ SMALL = {  # options by command: those that make it small, or run where there is
     "lab train gpt": {"--tokens": "2048", "--vocabulary": "300", "--validation-tokens": "128"},
     "lab train polynomials": {"--batch": "8", "--accumulation": "1", "--precision": "fp32", "--device": "cpu"},
 }  # fmt: skip
+ADDED = {"lab study mixed": {"--groups": "LinearInteger", "--samplers": "random"}}
+"""Options that make a command small where the page leaves them out."""
 REPLACED = {  # values of the page, by option: smaller ones
     "--set": "context=64",
     "--epochs": "0.5",
@@ -142,6 +144,7 @@ def smallest(words, top, places):
     paths = {
         "MODEL": model, "OTHER": other, "TEXT": "TEXT", "TEXTS": "TEXTS", "LINES": "LINES", "IMDB": "IMDB", "BENCH": "BENCH",
     }  # fmt: skip
+    options |= {option: value for option, value in ADDED.get(command, {}).items() if option not in words}
     if command == "lab expand":
         paths["LINES"] = "EXPRESSIONS"
     typed = []

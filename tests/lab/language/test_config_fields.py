@@ -112,7 +112,7 @@ def test_a_field_without_text_is_refused(text):
         arm(BASE + text, TINY)
 
 
-@pytest.mark.parametrize("name", ["flash", "math"])
+@pytest.mark.parametrize("name", ["math", pytest.param("flash", marks=pytest.mark.slow)])
 def test_a_run_trains_with_the_kernel_that_it_names(tmp_path, name):
     data, scale = tokens(tmp_path / "text")
 
