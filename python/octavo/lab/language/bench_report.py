@@ -160,9 +160,9 @@ class BenchReport:
         told += [machine["machine"], *([f"{machine['threads']} threads"] if "threads" in machine else [])]
         return [
             f"validation: {loss['tokens']:,} tokens at context {loss['context']}, nats a token, by exact_nll",
-            "against: mean less the other's mean; below 0 is better. needed: from 3 standard errors on, or what "
-            "passes by chance once in a hundred where seeds are few; verdict 'seeds': fewer than 3 of a side; 'no "
-            "spread': seeds change no loss, so that there is no noise to hold a difference against",
+            "against: mean less the other's mean; below 0 is better",
+            "needed: 3 standard errors, or the difference that chance passes once in a hundred where seeds are few",
+            "verdict 'seeds': a side has fewer than 3; 'no spread': seeds change no loss, so no noise is known",
             *self._contexts(),
             *self._sliding_note(),
             f"machine: {', '.join(told)}, torch {first['torch']}; training seconds without validation",
