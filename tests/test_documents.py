@@ -279,8 +279,8 @@ def command_line() -> typer.core.TyperGroup:
     return typer.main.get_command(app)
 
 
-def check_octavo(words: list[str]) -> None:
-    """Fail for a command or an option that the command line does not have."""
+def check_octavo(words: list[str]) -> tuple[typer.core.TyperCommand, list[str]]:
+    """Return the command of a line, and the words after its name. Fail for a command or option that is not there."""
     command = command_line()
     words = list(words)
     while words and hasattr(command, "commands") and not words[0].startswith("-"):
@@ -290,6 +290,7 @@ def check_octavo(words: list[str]) -> None:
     for word in words:
         if word.startswith("-") and word != "-":
             assert word.partition("=")[0] in known, f"{command.name} has no option {word}"
+    return command, words
 
 
 def commands_of(line: str) -> list[list[str]]:
