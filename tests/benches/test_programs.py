@@ -74,7 +74,7 @@ def test_the_manual_names_every_bench_and_options_it_has(program):
     told = run(program, "--help")
     assert told.returncode == 0, told.stderr
     for option in re.findall(r"--[a-z][a-z-]*", section[0] + command[0]):
-        if option not in ("--tool", "--build", "--target", "--parallel"):  # compute-sanitizer's, cmake's
+        if option not in ("--tool", "--build", "--target", "--parallel", "--no-deps"):  # compute-sanitizer, cmake, pip
             assert option in told.stdout, f"{program}.py has no {option}"
 
 
