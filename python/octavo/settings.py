@@ -42,7 +42,23 @@ def is_strict() -> bool:
 def strict(enabled: bool = True) -> Iterator[None]:
     """Raise KernelError inside instead of decoding a weight and multiplying with PyTorch.
 
-    Holds for this thread or task. ``enabled=False`` allows it again in a part. ``OCTAVO_STRICT=1`` sets it everywhere.
+    Holds for this thread or task. ``OCTAVO_STRICT=1`` sets it everywhere.
+
+    Args:
+        enabled: False allows decoding again in a part.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        KernelError: inside, for a product without a kernel on packed codes.
+
+    Example:
+        >>> packed = octavo.pack_model(octavo.quantize_model(nn.Conv1d(4, 4, 3), "int8"))
+        >>> with octavo.strict():
+        ...     packed(torch.ones(1, 4, 8))
+        Traceback (most recent call last):
+        octavo.errors.KernelError: PackedConv1d: there is no kernel for packed convolutions; leave octavo.strict()
     """
     token = _strict.set(enabled)
     try:

@@ -46,7 +46,15 @@ AGREEMENT = "agreement with the original model: no labels were given"
 
 @dataclass(frozen=True)
 class Compressed:
-    """The result: ``model``, packed; its ``recipe``; ``report``, plain data; ``found``, what was measured."""
+    """The result of :func:`compress_model`.
+
+    Attributes:
+        model: the packed model.
+        recipe: the format of each layer.
+        report: plain data of ``report.json``.
+        found: everything that was measured.
+        job: the model and data of the call.
+    """
 
     model: nn.Module = field(repr=False)
     recipe: Recipe
@@ -58,7 +66,18 @@ class Compressed:
     def save(self, folder: Path | str, *, overwrite: bool = False) -> Path:
         """Write the model folder with ``recipe.toml``, ``report.html`` and ``report.json``, whole or not at all.
 
-        ``overwrite``: replace those of a folder that is there. Raises FileExistsError, and as ``octavo.save_model``.
+        Args:
+            folder: folder to write.
+            overwrite: replace those files of a folder that is there.
+
+        Returns:
+            The path of the folder.
+
+        Raises:
+            FileExistsError: for a folder that is there, with ``overwrite=False``.
+            ModelError: as :func:`octavo.save_model`.
+            ContainerError: as :func:`octavo.save_model`.
+            OSError: as the system gives it.
         """
         target = Path(folder)
         with folders.whole(target, owned={PACKED_NAME, RECIPE, JSON, HTML}, overwrite=overwrite) as stage:
@@ -93,32 +112,60 @@ def compress_model(
     journal: Path | str | None = None,
     progress: bool | Report = True,
 ) -> Compressed:
-    """Return ``model`` packed within a budget: a format for every layer, chosen by what it costs this model.
+    """Return ``model`` packed within a budget: a format for every layer, chosen by its cost to this model.
 
-    One of ``budget`` (bits for each parameter, embeddings, norms and biases included; default 4.5), ``nbytes`` and
-    ``max_loss`` (of the quality: 0.01 of an accuracy is a point, of a KL or of the logarithm of a perplexity nats).
-    ``latency``: seconds that a call of ``latency_batch`` samples may take on this machine; beside one of these or not.
-    ``data``: calibration batches, as :func:`octavo.quantize_model` takes them. ``evaluate``: a function of a model that
-    returns its quality, an :func:`octavo.evaluate` result or a number of which more is better; it chooses, so give it
-    validation data. None: agreement with ``model`` on a part of ``data`` that nothing is calibrated on. ``test``: the
-    same on data of its own, called twice at the end. ``formats``: candidates; ``nf4@gptq`` is measured
-    as GPTQ makes it, which takes longer and chooses better. ``recipe``: a Recipe, its text or file: nothing is
-    searched. ``fast``: one backward pass instead of one layer after the other, no other points beside the chosen one.
-    ``share``, ``exclude``: selectors of layers with one format together, and of layers that stay.
-    ``train``: train the best model through its formats for a short time, ``train_steps`` updates, each on one of the
-    calibration batches (``samples`` says how many there are): a function of a model and a batch that returns the loss,
-    a tensor of one value; or True: the divergence from ``model``, which needs no labels.
-    ``workers``: processes that measure sensitivities and points, forks of this one with a thread each, to the same end.
-    ``peers``: formats of other libraries (:func:`octavo.search.peer_formats.peers`), evaluated at the same bytes.
-    ``journal``: a folder; the same call goes on where it was stopped, whatever ended it. The
-    model, ``data``, ``evaluate`` and the loss are known there by content: weights, buffers, attributes, code, what it
-    closes over, the globals and files that it names; where any of it cannot be read, as of a generator, an
-    IdentityWarning names it, and nothing is answered from before.
+    Give one of ``budget``, ``nbytes`` and ``max_loss``; ``latency`` beside one of them or alone. ``model`` is never
+    written: a copy of its modules, over the memory of its parameters, is measured, and other threads may call ``model``
+    meanwhile. The order of layers and formats, formats that never help, and test data change nothing.
 
-    ``model`` is never written: a copy of its modules, over the memory of its parameters, is measured, and other threads
-    may call ``model`` meanwhile. The order of layers and formats, formats that never help, and test data change
-    nothing. Raises ConfigError for goals that are none or that no format reaches, FormatError for formats and recipes,
-    CalibrationError for data that the model cannot take, naming batch, argument and layer; all before work starts.
+    With a journal, the model, ``data``, ``evaluate`` and the loss are known by content: weights, buffers, attributes,
+    code, closures, and the globals and files that the code names. An IdentityWarning names a part that cannot be read,
+    such as a generator; then nothing is answered from before.
+
+    Args:
+        model: a float model.
+        budget: bits for each parameter, embeddings, norms and biases included; default: 4.5.
+        data: calibration batches, as :func:`octavo.quantize_model` takes them.
+        evaluate: function of a model that returns its quality, a result of :func:`octavo.evaluate` or a number of which
+            more is better. It chooses, so give it validation data. Default: agreement with ``model`` on a part of
+            ``data`` that nothing is calibrated on.
+        test: like ``evaluate``, on data of its own; called twice, at the end.
+        nbytes: bytes of the file of weights.
+        max_loss: largest loss of quality; 0.01 of an accuracy is a point; of a KL or the logarithm of a perplexity,
+            nats.
+        latency: seconds that a call may take on this machine.
+        latency_batch: samples of that call.
+        formats: candidates. ``nf4@gptq`` is measured as GPTQ makes it, which takes longer and chooses better.
+        recipe: a Recipe, its text or file; nothing is searched then.
+        fast: one backward pass instead of one layer after the other, and no points beside the chosen one.
+        share: selectors of layers that get one format together.
+        exclude: selectors of layers that stay float.
+        tokenizer: of transformers, for ``data`` of texts.
+        samples: most samples of ``data``.
+        train: train the best model through its formats: a function of model and batch that returns the loss, a tensor
+            of one value; True for the divergence from ``model``, which needs no labels.
+        train_steps: updates of that training, each on one calibration batch; default: a short run.
+        workers: processes that measure, forks of this one with a thread each, to the same result.
+        peers: formats of other libraries (:func:`octavo.search.peer_formats.peers`), evaluated at the same bytes.
+        journal: a folder; the same call goes on where it was stopped, whatever ended it.
+        progress: a bar on a terminal; or a function of stage, done and total.
+
+    Returns:
+        The packed model, its recipe, and the report.
+
+    Raises:
+        ConfigError: for goals that contradict each other or that no format reaches, before work starts.
+        FormatError: for formats and recipes, before work starts.
+        CalibrationError: for data that the model cannot take; names batch, argument and layer.
+        ModelError: for tensors on the meta device.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).eval()
+        >>> batches = [torch.randn(16, 64) for _ in range(3)]
+        >>> result = octavo.compress_model(model, 6, data=batches, formats=["mxint8", "mxint4"], fast=True)
+        >>> [str(layer.format) for layer in (result.model[0], result.model[2])]  # result.recipe says it as a recipe
+        ['mxint4', 'mxint8']
+        >>> folder = result.save("small")  # with recipe.toml, report.html and report.json
     """
     refuse_meta(model, "compress_model")
     options = Options(

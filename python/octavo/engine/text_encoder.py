@@ -21,10 +21,24 @@ _BLOCK, _TOKEN = 1 << 15, 8  # characters that are read between two looks at sig
 
 
 class TextEncoder:
-    """A loaded encoder of the family of BERT. Threads may share one.
+    """A loaded encoder of the family of BERT, which runs without torch. Threads may share one.
 
     Its linear layers multiply the codes of the file, with inputs rounded as the recipe asked; memory is the file and
-    the activations. Vectors agree with those of the packed model in PyTorch to about 1e-4.
+    the activations. Vectors agree with those of the packed model in PyTorch to about 1e-4. Source: Devlin et al. 2019,
+    BERT; mean pooling: Reimers and Gurevych 2019, Sentence-BERT.
+
+    Args:
+        core: a loaded encoder; :meth:`load` makes one.
+        path: its folder.
+
+    Raises:
+        DTypeError: for another object than a loaded encoder.
+
+    Example:
+        >>> encoder = octavo.TextEncoder.load("minilm")  # the folder of all-MiniLM-L6-v2
+        >>> cat, kitten, tax = encoder.embed(["a cat on a sofa", "a kitten sleeps on the couch", "tax law"])
+        >>> print(f"{cat @ kitten:.1f} {cat @ tax:.1f}")  # cosines: vectors have length 1
+        0.7 0.1
     """
 
     def __init__(self, core: _core._Encoder, path: Path) -> None:
@@ -35,12 +49,21 @@ class TextEncoder:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TextEncoder:
-        """Load a model folder: what :func:`octavo.save_model`, ``octavo pack`` or transformers wrote.
+        """Load a model folder of :func:`octavo.save_model`, ``octavo pack`` or transformers.
 
         It holds ``config.json`` of a ``bert`` model, ``tokenizer.json`` (WordPiece) and ``model.octavo.safetensors``,
-        ``model.safetensors`` or shards with their index. Heads and neurons may have been taken out. Raises
-        ContainerError naming the file and the field, layer or tensor for another architecture, for layers that are
-        simulated and not packed, and for a folder that holds the weights of two models; OSErrors.
+        ``model.safetensors`` or shards with their index. Heads and neurons may have been taken out.
+
+        Args:
+            path: the folder.
+
+        Returns:
+            The encoder.
+
+        Raises:
+            ContainerError: for another architecture, simulated layers that are not packed, and a folder with the
+                weights of two models; names the file and the field, layer or tensor.
+            OSError: as the system gives it.
         """
         folder = Path(path_text(path))
         names = held(folder)
@@ -50,7 +73,7 @@ class TextEncoder:
 
     @property
     def width(self) -> int:
-        """Numbers in one vector."""
+        """Length of a vector."""
         return self._core.width
 
     @property
@@ -59,17 +82,47 @@ class TextEncoder:
         return self._core.positions
 
     def ids(self, text: str, *, limit: int = MAX_TOKENS) -> list[int]:
-        """Return the ids of a text as the model reads them, with ``[CLS]`` and ``[SEP]``. Raises as :meth:`embed`."""
+        """Return the ids of a text as the model reads them, with ``[CLS]`` and ``[SEP]``.
+
+        Args:
+            text: the text.
+            limit: most tokens, ``[CLS]`` and ``[SEP]`` included; the rest is cut off.
+
+        Returns:
+            The ids.
+
+        Raises:
+            DTypeError: as :meth:`embed`.
+            DataError: as :meth:`embed`.
+            SettingError: as :meth:`embed`.
+
+        Example:
+            >>> octavo.TextEncoder.load("minilm").ids("a cat")
+            [101, 1037, 4937, 102]
+        """
         return self._core.ids(_checked([text], limit)[0], limit)
 
     def embed(self, texts: Iterable[str], *, limit: int = MAX_TOKENS) -> np.ndarray:
-        """Return one vector of length 1 a text, the mean over its tokens: float32, ``[texts, width]``.
+        """Return one vector of length 1 a text, the mean over its tokens.
 
-        ``limit``: tokens of a text that are read, ``[CLS]`` and ``[SEP]`` included; the rest is cut off. Ctrl-C is
-        heard between blocks of texts.
+        Ctrl-C is heard between blocks of texts.
 
-        Raises DTypeError for what is no list of strings, DataError for half of a surrogate pair and for a text without
-        tokens, naming the text, SettingError for a limit below 1, ModelError for weights that make no finite vector.
+        Args:
+            texts: the texts.
+            limit: most tokens of a text, ``[CLS]`` and ``[SEP]`` included; the rest is cut off.
+
+        Returns:
+            float32, ``[texts, width]``.
+
+        Raises:
+            DTypeError: for anything else than a list of strings.
+            DataError: for half of a surrogate pair and for a text without tokens; names the text.
+            SettingError: for a limit below 1.
+            ModelError: for weights that make no finite vector.
+
+        Example:
+            >>> octavo.TextEncoder.load("minilm").embed(["a cat on a sofa", "tax law"]).shape
+            (2, 384)
         """
         import numpy as np
 

@@ -31,11 +31,22 @@ _REPLACED = "�"
 class Sampling:
     """How the next token is chosen.
 
-    ``temperature``: scores are divided by it; 0 takes the most likely token. ``top_k``: only so many of the most likely
-    tokens are drawn from, 0 for all. ``top_p``: of those, only the fewest whose probabilities add up to it. ``seed`` of
-    the draws: the same seed gives the same tokens, on any number of threads.
+    ``top_p`` applies to the tokens that ``top_k`` leaves. Source: Holtzman et al. 2020, nucleus sampling.
 
-    Raises SettingError with the field, its value and what is accepted.
+    Args:
+        temperature: divisor of the scores, 0 to 10000; 0 takes the most likely token.
+        top_k: number of most likely tokens to draw from; 0 for all.
+        top_p: draw from the fewest tokens whose probabilities add up to it, above 0, up to 1.
+        seed: of the draws, from 0; the same seed gives the same tokens, on any number of threads.
+
+    Raises:
+        SettingError: names the field, its value and what is accepted.
+
+    Example:
+        >>> generator = octavo.TextGenerator.load("gpt-small")
+        >>> sampling = octavo.Sampling(temperature=5.0, top_k=40, seed=7)
+        >>> generator.generate("abc", sampling, tokens=8) == generator.generate("abc", sampling, tokens=8)
+        True
     """
 
     temperature: float = 0.0
@@ -63,11 +74,27 @@ GREEDY = Sampling()
 
 
 class TextGenerator:
-    """A loaded language model of the family of GPT. Threads may share one.
+    """A loaded language model of the family of GPT, which runs without torch. Threads may share one.
 
-    Its linear layers multiply the codes of the file; keys and values of earlier tokens are kept in a paged cache. A
-    token's scores depend on the tokens before it alone: neither on the cache, nor on texts beside it, nor on threads.
-    They agree with those of the packed model in PyTorch to about 1e-5 of their size.
+    Its linear layers multiply the codes of the file; keys and values of earlier tokens are kept in a paged cache.
+    Scores of a token depend on the tokens before it alone, neither on the cache, nor on other texts of the call, nor on
+    threads. They agree with those of the packed model in PyTorch to about 1e-5 of their size. Source: Radford et al.
+    2019, GPT-2; Touvron et al. 2023, Llama.
+
+    Args:
+        core: a loaded decoder; :meth:`load` makes one.
+        path: its folder.
+        tokenizer: its tokenizer; None takes and gives ids alone.
+        begin: id that begins a document, for empty prompts.
+        ends: ids that end a text.
+
+    Raises:
+        DTypeError: for another object than a loaded decoder.
+
+    Example:
+        >>> generator = octavo.TextGenerator.load("gpt-small")  # a toy model that knows the alphabet
+        >>> generator.generate("abc", tokens=5)
+        'defgh'
     """
 
     def __init__(
@@ -85,13 +112,22 @@ class TextGenerator:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TextGenerator:
-        """Load a model folder: what :func:`octavo.save_model`, ``octavo pack`` or transformers wrote.
+        """Load a model folder of :func:`octavo.save_model`, ``octavo pack`` or transformers.
 
         It holds ``config.json`` of a GPT of :mod:`octavo.lab.language.gpt`, or of GPT-2 or Llama of transformers, the
-        weights, and ``tokenizer.json`` (byte-level BPE), without which it takes ids alone. Raises ContainerError naming
-        the file and the field, layer or tensor for another architecture, for techniques that only PyTorch runs, for
-        layers that are simulated and not packed, and for a folder that holds the weights of two models; DataError for a
-        tokenizer of more ids than the model has; OSErrors.
+        weights, and ``tokenizer.json`` (byte-level BPE), without which the generator takes ids alone.
+
+        Args:
+            path: the folder.
+
+        Returns:
+            The generator.
+
+        Raises:
+            ContainerError: for another architecture, techniques that only PyTorch runs, simulated layers that are not
+                packed, and a folder with the weights of two models; names the file and the field, layer or tensor.
+            DataError: for a tokenizer of more ids than the model has.
+            OSError: as the system gives it.
         """
         folder = Path(path_text(path))
         names = held(folder)
@@ -120,20 +156,36 @@ class TextGenerator:
 
     @property
     def position_nbytes(self) -> int:
-        """Bytes of the cache a position: keys and values of all layers."""
+        """Bytes of cache for each position: keys and values of all layers."""
         return self._core.nbytes[1]
 
     @property
     def tokenizer(self) -> BytePairTokenizer:
-        """The tokenizer of the folder. Raises DataError where there is none."""
+        """Tokenizer of the folder. Raises DataError where there is none."""
         if self._tokenizer is None:
             raise DataError(f"{self._path}: no tokenizer.json, so that texts have no ids; generate_ids takes ids")
         return self._tokenizer
 
     def scores(self, ids: Sequence[int]) -> np.ndarray:
-        """Return the scores of the token after each of ``ids``: float32, ``[ids, vocabulary]``, not normalized.
+        """Return the scores of the token after each id.
 
-        Raises as :meth:`generate_ids`.
+        Args:
+            ids: one id or more, as many as the model has positions.
+
+        Returns:
+            float32, ``[ids, vocabulary]``, not normalized.
+
+        Raises:
+            DTypeError: as :meth:`generate_ids`.
+            DataError: as :meth:`generate_ids`.
+            RangeError: for more ids than positions.
+            ContainerError: as :meth:`generate_ids`.
+
+        Example:
+            >>> generator = octavo.TextGenerator.load("gpt-small")
+            >>> scores = generator.scores(generator.tokenizer.encode("abc").tolist())
+            >>> scores.shape, generator.tokenizer.decode(scores.argmax(axis=1))  # the next letter of each
+            ((3, 257), 'bcd')
         """
         import numpy as np
 
@@ -151,14 +203,33 @@ class TextGenerator:
         stop: Sequence[int] | None = None,
         cache: bool = True,
     ) -> Iterator[list[int | None]]:
-        """Continue prompts of ids, all at once: yields the next id of each, None for those that have ended.
+        """Continue prompts of ids, all at once.
 
-        ``tokens``: of each continuation at most; default :data:`TOKENS` or as many as there are positions for.
-        ``stop``: ids that end a text and are not given, none for ``()``; default: the end of text of ``config.json``.
-        ``cache``: False computes every token from all before it, to the same bits. Every prompt has draws of its own.
+        Args:
+            prompts: one id or more each.
+            sampling: choice of the next token; default: the most likely. Every prompt has draws of its own.
+            tokens: most tokens of each continuation; default: 128, or as many as the model has positions for.
+            stop: ids that end a text and are not given, none for ``()``; default: the end of text of ``config.json``.
+            cache: False computes every token from all before it, to the same bits.
 
-        Raises DTypeError and DataError for what are no ids of this model, RangeError where prompt and ``tokens`` pass
-        the model's positions, SettingError, ContainerError for weights that give no finite scores.
+        Returns:
+            An iterator over steps: the next id of each prompt, None for those that have ended.
+
+        Raises:
+            DTypeError: for anything else than lists of ids.
+            DataError: for an empty prompt or an id that the model does not have.
+            RangeError: where prompt and ``tokens`` pass the model's positions.
+            SettingError: for ``tokens`` below 1.
+            ContainerError: for weights that give no finite scores.
+
+        Example:
+            >>> generator = octavo.TextGenerator.load("gpt-small")
+            >>> prompts = [generator.tokenizer.encode(text).tolist() for text in ("abc", "uvw")]
+            >>> for step in generator.generate_ids(prompts, tokens=3):
+            ...     print(step, [generator.tokenizer.decode([number]) for number in step])
+            [67, 87] ['d', 'x']
+            [68, 88] ['e', 'y']
+            [69, 89] ['f', 'z']
         """
         if not isinstance(sampling, Sampling):
             raise DTypeError(f"sampling is a {type(sampling).__name__}; accepted is an octavo.Sampling")
@@ -198,13 +269,32 @@ class TextGenerator:
         stop: str | Sequence[str] | None = None,
         special: Special = "refuse",
     ) -> Iterator[str]:
-        """Continue a text: yields what follows it in pieces of whole characters, as it comes.
+        """Continue a text, piece by piece.
 
         A prompt gets the tokens that ``tokenizer.json`` puts around a text, as transformers gives it; one that begins
-        with them gets no second ones. An empty prompt begins a document. ``stop``: a text, or several, before the first
-        of which the continuation ends. ``special``: what special tokens in the prompt are, as for
-        :meth:`octavo.data.BytePairTokenizer.encode`. An id that the tokenizer has no token for is U+FFFD. All else is
-        as for :meth:`generate_ids`. Raises as it does, and DataError for a folder without a tokenizer.
+        with them gets no second ones. An empty prompt begins a document. An id that the tokenizer has no token for is
+        U+FFFD.
+
+        Args:
+            prompt: the text to continue.
+            sampling: choice of the next token; default: the most likely.
+            tokens: most tokens of the continuation; default: 128, or as many as the model has positions for.
+            stop: a text, or several, before the first of which the continuation ends.
+            special: reading of special tokens in the prompt, as for :meth:`octavo.data.BytePairTokenizer.encode`.
+
+        Returns:
+            An iterator over pieces of whole characters.
+
+        Raises:
+            DTypeError: as :meth:`generate_ids`.
+            DataError: as :meth:`generate_ids`; and for a folder without a tokenizer.
+            RangeError: as :meth:`generate_ids`.
+            SettingError: as :meth:`generate_ids`.
+            ContainerError: as :meth:`generate_ids`.
+
+        Example:
+            >>> list(octavo.TextGenerator.load("gpt-small").stream("abc", tokens=10, stop="gh"))
+            ['d', 'e', 'f']
         """
         stops = _stops(stop)
         ids = self.generate_ids([self._ids(prompt, special)], sampling, tokens=tokens)
@@ -239,9 +329,28 @@ class TextGenerator:
         stop: str | Sequence[str] | None = None,
         special: Special = "refuse",
     ) -> str | list[str]:
-        """Return what follows a prompt, or each of several, which are continued together.
+        """Return the continuation of a prompt, or of several, which are continued together.
 
-        ``tokens``, ``stop`` and ``special`` are as for :meth:`stream`. Raises as it does.
+        Args:
+            prompt: one text, or several.
+            sampling: as for :meth:`stream`.
+            tokens: as for :meth:`stream`.
+            stop: as for :meth:`stream`.
+            special: as for :meth:`stream`.
+
+        Returns:
+            A text, or one for each prompt.
+
+        Raises:
+            DTypeError: as :meth:`generate_ids`.
+            DataError: as :meth:`stream`.
+            RangeError: as :meth:`generate_ids`.
+            SettingError: as :meth:`generate_ids`.
+            ContainerError: as :meth:`generate_ids`.
+
+        Example:
+            >>> octavo.TextGenerator.load("gpt-small").generate(["abc", "uv"], tokens=4)
+            ['defg', 'wxyz']
         """
         if isinstance(prompt, str):
             return "".join(self.stream(prompt, sampling, tokens=tokens, stop=stop, special=special))

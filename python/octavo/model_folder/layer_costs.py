@@ -133,14 +133,30 @@ class Costs:
 
 
 def explain(model: nn.Module, batch: int = 1) -> Costs:
-    """Tell for every layer with a weight which kernel will run, what it reads, and about how long that takes.
+    """Return the kernel, bytes and estimated time of every layer with a weight, and the bytes of all other tensors.
 
-    Every other parameter and buffer is listed too: bytes stored add up to those of the tensors in the model's file.
+    Bytes stored add up to those of the tensors in the file that :func:`octavo.save_model` writes. The memory bandwidth
+    is measured on the first call (about 0.1 s).
 
-    ``model``: a model or one layer. ``batch``: rows that a layer multiplies at once: sentences times tokens; ids of an
-    embedding. Print the result, or read its ``layers``. The bandwidth is measured on the first call (about 0.1 s).
+    Args:
+        model: a model or one layer.
+        batch: rows that a layer multiplies at once, sentences times tokens; ids of an embedding.
 
-    Raises ModelError for a batch outside 1 to 2^31, or a model without tensors; DTypeError for what is no module.
+    Returns:
+        A :class:`~octavo.model_folder.layer_costs.Costs`, which prints as a table.
+
+    Raises:
+        ModelError: for a batch outside 1 to 2^31, or a model without tensors.
+        DTypeError: for an object that is no module.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+        >>> packed = octavo.pack_model(octavo.quantize_model(model, "int4:g32; last:Linear int8:channel"))
+        >>> costs = octavo.explain(packed)
+        >>> [(layer.path, layer.format, layer.nbytes) for layer in costs.layers]
+        [('0', 'int4:g32', 5120), ('2', 'int8:channel', 1360)]
+        >>> costs.stored, octavo.explain(model).stored
+        (6480, 38440)
     """
     check(model, nn.Module, "explain: model")
     if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= _MOST:

@@ -44,16 +44,34 @@ def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: boo
     """Write a model to a folder: ``model.octavo.safetensors``, and ``config.json`` of a model of transformers or ours.
 
     Packed weights are in the file as ``LAYER.weight``, with their format; every other tensor of the state dict under
-    its name; tied tensors once. Its metadata say which layers are packed or simulated, and how, and the recipe where
-    one gave the whole model its formats. The folder appears complete or not at all: of one that is there, weights and
-    configuration are replaced in one step, whatever ends the process, measurements of the old weights
-    (``accuracy.json``) removed, and other files kept. What belongs to a model beside its weights (tokenizer, chat
-    templates, processors, licenses) is written, too: from the folder that :func:`load_model` read it from, or that
-    ``from_pretrained`` did, the Hub's cache included; the latter's not where ``path`` has a tokenizer already.
-    ``overwrite=False`` refuses a folder that is there.
+    its name; tied tensors once. Its metadata name the packed and simulated layers, their options, and the recipe where
+    one gave the whole model its formats. The folder appears complete or not at all. In a folder that is there, weights
+    and configuration are replaced in one step, measurements of the old weights (``accuracy.json``) removed, and other
+    files kept. Tokenizer, chat templates, processors and licenses are written, too, from the folder that
+    :func:`load_model` or ``from_pretrained`` read the model from; the latter's not where ``path`` has a tokenizer
+    already. Source: FORMATS.md section 5.
 
-    Raises DTypeError for what is no module; ModelError for what a file cannot hold: adapters, state that is no tensor;
-    ContainerError where the path is a file or holds weights under another name; FileExistsError and other OSErrors.
+    Args:
+        model: float, simulated or packed.
+        path: folder to write.
+        overwrite: False refuses a folder that is there.
+
+    Raises:
+        DTypeError: for an object that is no module.
+        ModelError: for adapters and state that is no tensor, which a file cannot hold.
+        ContainerError: where the path is a file, or holds weights under another name.
+        FileExistsError: for a folder that is there, with ``overwrite=False``.
+        OSError: as the system gives it.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+        >>> octavo.save_model(octavo.pack_model(octavo.quantize_model(model, "int4:g32")), "small")
+        >>> for entry in octavo.inspect("small/model.octavo.safetensors"):
+        ...     print(entry.name, entry.format, entry.nbytes)
+        0.bias None 512
+        0.weight int4:g32 4608
+        2.bias None 40
+        2.weight int4:g32 720
     """
     target = Path(path)
     _check_target(target, overwrite)
@@ -75,19 +93,37 @@ def save_weights(model: nn.Module, file: Path, metadata: Mapping[str, str]) -> N
 def load_model(
     path: str | os.PathLike[str], model: nn.Module | Callable[[], nn.Module] | None = None, *, mmap: bool = False
 ) -> nn.Module:
-    """Return the model of a folder (or file) that :func:`save_model` or ``octavo pack`` wrote, in evaluation mode.
+    """Return the model of a folder or file of :func:`save_model` or ``octavo pack``, in evaluation mode.
 
-    ``model``: the model to fill, or a function without arguments that makes it, whose dense weights are then never
-    allocated; layers are replaced by what the file holds. None: a model of transformers or a network that a
-    package registers (:mod:`octavo.model_folder.subject_registry`), built from the folder's ``config.json``, without
-    code from the folder; of the former also what transformers wrote, in one file or in shards, whose weights keep their
-    dtypes; of the latter also what
-    ``octavo lab train``, ``compress`` and ``unpack`` wrote. Tensors that are packed in no layer, such as those of an
-    LSTM, are decoded. ``mmap``: map the file instead of reading it, as :func:`octavo.load`.
+    Without ``model``, ``config.json`` says what to build: a model of transformers, or a network that a package
+    registers (:mod:`octavo.model_folder.subject_registry`); no code of the folder runs. Folders that transformers wrote
+    are read, too, in one file or in shards, and keep their dtypes; and those of ``octavo lab train``, ``compress`` and
+    ``unpack``. Tensors that are packed in no layer, such as those of an LSTM, are decoded. Source: FORMATS.md section
+    5.
 
-    Raises ContainerError where the file is not valid or is of another model, naming the tensor or layer; ModelError
-    where the model cannot be built; DTypeError for a ``model`` that is neither; OSError. A model given may be filled in
-    part then. Source: FORMATS.md section 5.
+    Args:
+        path: a model folder, or a file of weights.
+        model: the model to fill, or a function without arguments that makes it, whose dense weights are then never
+            allocated; its layers are replaced by those of the file.
+        mmap: map the file instead of reading it, as :func:`octavo.load`.
+
+    Returns:
+        The model.
+
+    Raises:
+        ContainerError: for an invalid file, or one of another model; names the tensor or layer. A ``model`` may be
+            filled in part then.
+        ModelError: where the model cannot be built.
+        DTypeError: for a ``model`` that is neither a module nor a function.
+        OSError: as the system gives it.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).eval()
+        >>> packed = octavo.pack_model(octavo.quantize_model(model, "int4:g32"))
+        >>> octavo.save_model(packed, "small")
+        >>> loaded, x = octavo.load_model("small", model), torch.randn(1, 64)
+        >>> torch.equal(loaded(x), packed(x))
+        True
     """
     source = Checkpoint.open(path)
     loaded = _load(source, model, mmap)

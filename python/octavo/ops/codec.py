@@ -173,19 +173,40 @@ def quantize(
 ) -> _Values:
     """Round every element of ``x`` to the nearest value that ``format`` can hold.
 
-    ``x``: any shape, float32, float16 or bfloat16, a tensor on the CPU or a CUDA device, or a numpy array. Blocks and
-    groups run along ``axis``.
-    ``scale``: rule of the block scale, ``floor`` (default), ``ceil`` or ``mse``. ``scales``: scales to use instead of
-    choosing them, shaped as ``encode`` returns them; float tensors for ``intW`` and ``fixedW`` (there fraction bits)
-    get a gradient (LSQ). ``zeros``: their zero points, integers (``uintW``). ``levels``: nvfp4's tensor scale ``[1]``.
-    ``ste``: gradient 1 inside the representable range and 0 where x saturated (``clipped``), or 1 everywhere
-    (``identity``). ``out``: where to write; may be ``x`` itself, and lies apart from it and the scales otherwise; no
-    gradient then. Forward-mode derivatives by ``x`` and the transforms of ``torch.func`` pass through likewise.
+    The result equals ``decode(encode(x))``, bit for bit. NaN stays NaN; infinities saturate. Forward-mode derivatives
+    by ``x`` and the transforms of ``torch.func`` pass through as the gradient does.
+    Source: FORMATS.md sections 2 and 4. Learned scales: Esser et al. 2020, LSQ.
 
-    Returns a new tensor like ``x`` (or ``out``), equal to ``decode(encode(x))``. NaN stays NaN; infinities saturate.
+    Args:
+        x: any shape; float32, float16 or bfloat16; a tensor on the CPU or a CUDA device, or a numpy array.
+        format: a Format or its text.
+        axis: axis that rows, groups and blocks run along.
+        scale: rule of the block scale, ``floor``, ``ceil`` or ``mse``.
+        scales: scales to use, shaped as :func:`encode` returns them; default: chosen from ``x``. Float tensors for
+            ``intW`` and ``fixedW`` (there fraction bits) get a gradient.
+        zeros: zero points of ``scales``, integers (``uintW``).
+        levels: tensor scale of ``nvfp4``, float32 ``[1]``.
+        ste: gradient of the rounding (straight-through estimator), ``clipped``: 1 inside the representable range and 0
+            where ``x`` saturated; ``identity``: 1 everywhere.
+        out: tensor or array to write to, without a gradient: ``x`` itself, or memory apart from ``x`` and the scales.
 
-    Raises FormatError for an unknown text or an option that does not fit, DTypeError for other dtypes and devices,
-    ShapeError for an axis or scales that do not fit. Source: FORMATS.md, sections 2 and 4.
+    Returns:
+        A new tensor or array like ``x``, or ``out``.
+
+    Raises:
+        FormatError: for an unknown format, or an option that does not fit it.
+        DTypeError: for another dtype, device or kind of object.
+        ShapeError: for an axis, scales or ``out`` that do not fit.
+
+    Example:
+        >>> x = torch.tensor([0.1, 0.5, 1.2, -3.0])
+        >>> octavo.quantize(x, "mxfp4")
+        tensor([ 0.0000,  0.5000,  1.0000, -3.0000])
+        >>> x.requires_grad_()
+        tensor([ 0.1000,  0.5000,  1.2000, -3.0000], requires_grad=True)
+        >>> octavo.quantize(x, "fixed4.2").sum().backward()  # holds -2 to 1.75: the last element saturates
+        >>> x.grad
+        tensor([1., 1., 1., 0.])
     """
     check_ste(ste)
     text = _text(format)
@@ -222,12 +243,35 @@ def encode(
 ) -> PackedTensor:
     """Encode ``x`` into dense codes and scales.
 
-    ``x``, ``format``, ``axis``, ``scale``, ``scales``, ``zeros``, ``levels``: as for :func:`quantize`.
-    ``nonfinite``: ``error`` refuses NaN and infinity, ``saturate`` stores the largest value and 0, ``nan`` stores NaN
-    where the format can.
-    ``out``: a PackedTensor of the same format, shape, dtype and axis, whose buffers are written; apart from ``x``.
+    Source: FORMATS.md sections 2 to 5.
 
-    Raises NonFiniteError naming the first position, else as :func:`quantize`. Source: FORMATS.md, sections 2 to 5.
+    Args:
+        x: any shape; float32, float16 or bfloat16; a tensor on the CPU or a CUDA device, or a numpy array.
+        format: a Format or its text.
+        axis: axis that rows, groups and blocks run along.
+        scale: rule of the block scale, ``floor``, ``ceil`` or ``mse``.
+        nonfinite: ``error`` refuses NaN and infinity; ``saturate`` stores the largest value and 0; ``nan`` stores NaN
+            where the format can.
+        scales: as for :func:`quantize`.
+        zeros: as for :func:`quantize`.
+        levels: as for :func:`quantize`.
+        out: a PackedTensor of the same format, shape, dtype and axis, whose buffers are written; apart from ``x``.
+
+    Returns:
+        The packed tensor, or ``out``; of its memory nothing is shared with ``x``.
+
+    Raises:
+        NonFiniteError: names the first position with NaN or infinity.
+        FormatError: as :func:`quantize`.
+        DTypeError: as :func:`quantize`.
+        ShapeError: as :func:`quantize`.
+
+    Example:
+        >>> packed = octavo.encode(torch.linspace(-1, 1, 64), "int4:g32")
+        >>> packed
+        PackedTensor('int4:g32', shape=(64,), dtype=float32, axis=0, nbytes=36, bits_per_element=4.5)
+        >>> packed.scales  # the largest magnitude of each 32, over 7
+        tensor([0.1428, 0.1428], dtype=torch.float16)
     """
     text = _text(format)
     _options(axis, scale=scale, nonfinite=nonfinite)
@@ -267,10 +311,25 @@ def encode(
 def decode(packed: PackedTensor, *, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
     """Decode a PackedTensor to a tensor of its logical shape.
 
-    ``dtype``: float32, float16 or bfloat16; default: the logical dtype. ``out``: where to write,
-    apart from the parts.
+    Source: FORMATS.md section 6.
 
-    Raises DTypeError for other dtypes, ShapeError where ``out`` or a part does not fit. Source: FORMATS.md, section 6.
+    Args:
+        packed: codes and scales, on the CPU or a CUDA device.
+        dtype: float32, float16 or bfloat16; default: the logical dtype.
+        out: tensor to write to, apart from the parts.
+
+    Returns:
+        A dense tensor on the device of ``packed``, or ``out``.
+
+    Raises:
+        DTypeError: for another dtype, device or kind of object.
+        ShapeError: where ``out`` or a part does not fit.
+
+    Example:
+        >>> x = torch.randn(4, 100)
+        >>> packed = octavo.encode(x, "nf4")
+        >>> torch.equal(octavo.decode(packed), octavo.quantize(x, "nf4"))  # what is simulated is what is stored
+        True
     """
     if not isinstance(packed, PackedTensor):
         raise DTypeError(f"decode takes a PackedTensor, got {type(packed).__name__}")

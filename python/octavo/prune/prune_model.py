@@ -64,33 +64,55 @@ def prune_model(
     inplace: bool = False,
     progress: bool | Report = True,
 ) -> nn.Module:
-    """Return ``model`` with masks that prune ``sparsity`` of its weights; pruned weights are set to 0.
+    """Return ``model`` with masks that prune a share of its weights; pruned weights are set to 0.
 
-    ``sparsity``: the share of units to prune, 0 to below 1, or selector -> share, where the last selector that matches
-    a layer decides. Exactly ``round(sparsity * n)`` of n units are pruned; ties are broken by the lower index. N:M
-    needs no sparsity. ``targets``: selectors of a recipe; None: every linear and convolutional layer. Biases are not
-    pruned.
+    Exactly ``round(sparsity * n)`` of n units are pruned; ties are broken by the lower index. Biases are pruned with
+    structures alone. Simulated quantized layers are pruned before their quantizer: the mask is chosen on the float
+    weight, and static scales of the weight are chosen again. Weights pruned by an earlier call stay pruned. After an
+    error the model is unchanged.
 
-    ``criterion``: ``magnitude`` (L1), ``random`` (from ``seed``), ``wanda`` and ``taylor`` (from ``calibration``
-    batches, up to ``samples`` samples; taylor also needs ``loss(model, batch)``, or the ``loss`` of a model of
-    transformers), ``movement`` (accumulated in training, with a schedule).
-    ``granularity``: ``element``, ``row``, ``column``, ``block:RxC``, ``N:M``, or a structure, which is pruned in all of
-    its tensors, biases included: ``head``, ``neuron`` (of a feed-forward layer), ``layer``. :func:`octavo.prune.groups`
-    returns the structures, by a capture on ``inputs`` (None: example inputs). ``scope``: ``local`` prunes the share of
-    each tensor or structure (wanda by element: of each row), ``global`` ranks all units together, ``isomorphic`` the
-    same parts of repeated blocks; both keep at least the share ``floor`` of each. None: isomorphic for structures, else
-    local.
+    Source: Sun et al. 2023, Wanda; Molchanov et al. 2019 (``taylor``); Sanh et al. 2020 (``movement``).
 
-    ``schedule``: :class:`~octavo.prune.Cubic` or :class:`~octavo.prune.Iterative`. Masks then begin with nothing
-    pruned, and ``octavo.train.train(..., callbacks=[octavo.prune.callback(model)])`` prunes; runs resume bit for bit.
+    Args:
+        model: float or simulated.
+        sparsity: share of units to prune, 0 to below 1; or selector to share, where the last selector that matches a
+            layer decides. N:M needs none.
+        criterion: ``magnitude`` (L1), ``random`` (from ``seed``), ``wanda`` and ``taylor`` (from ``calibration``),
+            ``movement`` (accumulated in training, with a schedule).
+        granularity: ``element``, ``row``, ``column``, ``block:RxC``, ``N:M``; or a structure, which is pruned in all of
+            its tensors, biases included: ``head``, ``neuron`` (of a feed-forward layer), ``layer``.
+        scope: ``local`` prunes the share of each tensor or structure (``wanda`` by element: of each row), ``global``
+            ranks all units together, ``isomorphic`` the same parts of repeated blocks. Default: isomorphic for
+            structures, else local.
+        schedule: :class:`~octavo.prune.Cubic` or :class:`~octavo.prune.Iterative`. Masks begin with nothing pruned, and
+            ``octavo.train.train(..., callbacks=[octavo.prune.callback(model)])`` prunes; runs resume bit for bit.
+        targets: selectors of a recipe; default: every linear and convolutional layer.
+        floor: share that each tensor keeps at least under ``global`` and ``isomorphic``.
+        seed: of ``random``.
+        calibration: batches, as :func:`octavo.quantize_model` takes them.
+        samples: most samples of ``calibration``; None for all.
+        loss: function of model and batch, for ``taylor``; default: the ``loss`` of a model of transformers.
+        inputs: inputs on which structures are captured (:func:`octavo.prune.groups`); default: example inputs.
+        inplace: prune ``model`` itself; else a deep copy of it.
+        progress: a bar on a terminal; or a function of stage, done and total.
 
-    Simulated quantized layers are pruned before their quantizer: the mask is chosen on the float weight, and static
-    scales of the weight are chosen again. Weights pruned by an earlier call stay pruned. ``inplace=False`` works on a
-    copy.
+    Returns:
+        The pruned model.
 
-    Raises ModelError for invalid options, selectors and sparsities, FormatError naming a tensor whose format has no 0,
-    CalibrationError for missing data and for data that does not reach a layer, NonFiniteError for weights or gradients
-    with NaN or infinity. After an error the model is unchanged.
+    Raises:
+        ModelError: for invalid options, selectors and sparsities, and tensors on the meta device.
+        FormatError: names a tensor whose format has no 0.
+        CalibrationError: for missing data, and data that does not reach a layer.
+        NonFiniteError: for weights or gradients with NaN or infinity.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 4, bias=False))
+        >>> pruned = octavo.prune_model(model, granularity="2:4")  # two of each four, as sparse tensor cores take them
+        >>> (pruned[0].weight != 0).view(4, 2, 4).sum(-1).tolist()
+        [[2, 2], [2, 2], [2, 2], [2, 2]]
+        >>> octavo.prune_model(model, 1.5)
+        Traceback (most recent call last):
+        octavo.errors.ModelError: sparsity is 1.5; accepted are shares from 0 to below 1
     """
     kind = Granularity.parse(granularity)
     pruning = Pruning(

@@ -42,39 +42,63 @@ def quantize_model(
     inplace: bool = False,
     progress: bool | Report = True,
 ) -> nn.Module:
-    """Return ``model`` with the layers that ``recipe`` names replaced by quantized ones, their scales calibrated.
-
-    ``recipe``: a Recipe, its text or dictionary, or a plan: ``{module path: LayerPlan}``. ``calibration``: batches, of
-    which as many are used as hold ``samples`` samples (None: all): a list, a ``DataLoader``, labels included, a
-    generator, or texts with the ``tokenizer`` of a model of transformers. A mapping is passed as keyword arguments, a
-    tuple or list as positional ones, anything else as the one argument; labels that the model does not take are left
-    out (:func:`octavo.data.batches.arguments_of`). They are needed where the recipe names a calibration
-    for an activation (``input=int8@mse``) or ``gptq`` for a weight, and run in eval mode, without gradients: through
-    the float model, and for ``gptq`` through the model quantized so far, up to every layer once. ``inplace``: replace
-    layers in ``model`` itself; else in a deep copy of it. ``progress``: on a terminal a bar, and a line about the share
-    that is quantized; or a function of (stage, done, total).
+    """Return ``model`` with the layers of a recipe replaced by simulated quantized ones, their scales calibrated.
 
     Parameters, ties, hooks, modes, dtypes and devices stay; so do state-dict names, to which scales are added. If
     anything fails the model is as it was.
 
-    Positions that the ``attention_mask`` of a batch hides count nowhere. Samples are calibrated on without padding,
-    those of one shape together: how they are grouped into batches and padded changes no bit, nor does the number of
-    threads, nor the order of batches but for gptq, whose Hessians are float sums
-    (:func:`octavo.train.unpadded_samples.unpadded`).
+    Calibration batches run in evaluation mode, without gradients: through the float model, and for ``gptq`` through the
+    model quantized so far, up to every layer once. A mapping is passed as keyword arguments, a tuple or list as
+    positional ones, anything else as the one argument; labels that the model does not take are left out
+    (:func:`octavo.data.batches.arguments_of`). Positions that the ``attention_mask`` of a batch hides count nowhere.
+    Samples are calibrated on without padding, those of one shape together: batching, padding and the number of threads
+    change no bit, nor does the order of batches but for ``gptq``, whose Hessians are float sums.
 
+    A model of transformers writes checkpoints of transformers with ``save_pretrained``, which :func:`octavo.load_model`
+    reads with their quantizers.
 
-    Warns (CoverageWarning) where a recipe leaves more than half of the parameters as they are;
-    :func:`octavo.quant.coverage` tells which, and why. The first forward pass, in calibration or after it, warns
-    (UnusedLayerWarning) of quantized layers that the model did not use, and gives the rule that keeps them. A model of
-    transformers writes checkpoints of transformers with ``save_pretrained``, which :func:`octavo.load_model` reads with
-    their quantizers.
+    Source: FORMATS.md section 4; Frantar et al. 2022, GPTQ (``@gptq``); Badri and Shaji 2023, HQQ (``@hqq``); Esser et
+    al. 2020, LSQ (``@lsq``).
 
-    Warns (CalibrationWarning) of inputs that were nothing but zeros on all data, and of weights that are nothing but 0
-    in their format.
+    Args:
+        model: a float model.
+        recipe: a Recipe, its text or dictionary, or a plan: ``{module path: LayerPlan}``.
+        calibration: batches in a list, a ``DataLoader`` or a generator, or texts with ``tokenizer``. Needed where the
+            recipe calibrates an activation (``input=int8@mse``) or names ``gptq``.
+        samples: most samples of ``calibration``; None for all.
+        tokenizer: of a model of transformers.
+        inplace: replace layers in ``model`` itself; else in a deep copy of it.
+        progress: a bar on a terminal, and a line about the share that is quantized; or a function of stage, done and
+            total.
 
-    Raises FormatError and DTypeError for what a recipe cannot mean or a layer cannot hold, ModelError for tensors on
-    the meta device, CalibrationError for data that is missing, did not reach a layer, or cannot be taken, with the
-    batch, the argument and the layer, NonFiniteError for NaN or infinity on the way, all with the layer's name.
+    Returns:
+        The quantized model.
+
+    Raises:
+        FormatError: for a recipe that does not fit the model, or a format that a layer cannot hold.
+        DTypeError: for an object or dtype that is not accepted.
+        ModelError: for tensors on the meta device.
+        CalibrationError: for data that is missing, did not reach a layer, or cannot be taken; names batch, argument and
+            layer.
+        NonFiniteError: for NaN or infinity on the way; names the layer.
+
+    Warns:
+        CoverageWarning: where the recipe leaves more than half of the parameters as they are
+            (:func:`octavo.quant.coverage`).
+        UnusedLayerWarning: in the first forward pass, for quantized layers that the model did not use.
+        CalibrationWarning: for inputs that were nothing but zeros, and weights that their format makes 0 altogether.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).eval()
+        >>> batches = [torch.randn(32, 64) for _ in range(4)]
+        >>> x = torch.randn(1000, 64)
+        >>> for recipe in ("int8:g32", "int4:g32", "int3:g32", "int3:g32@gptq"):
+        ...     quantized = octavo.quantize_model(model, recipe, calibration=batches)
+        ...     print(f"{recipe:14}{(quantized(x) - model(x)).norm() / model(x).norm():.0%}")  # relative error
+        int8:g32      1%
+        int4:g32      9%
+        int3:g32      24%
+        int3:g32@gptq 20%
     """
     plan = plan_of(model, recipe)
     refuse_meta(model, "quantize_model")

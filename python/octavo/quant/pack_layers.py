@@ -16,22 +16,41 @@ from octavo.tensors.packed_tensor import PackedTensor
 
 @checks_arguments
 def pack_model(model: nn.Module, *, sparse: bool = False, inplace: bool = False) -> nn.Module:
-    """Return the model with its quantized weights as codes: what :func:`octavo.quantize_model` simulates, in bytes.
+    """Return the model with its quantized weights as codes: the layers of :func:`octavo.quantize_model`, in bytes.
 
     Every simulated layer whose weight has a format becomes a packed one of the same path, mode and hooks; its dense
     weight goes. Outputs are those of the simulated model in evaluation: bit for bit on the integer path, else in
-    float32 up to the order in which products are summed, and what follows where that tips the rounding of a later
-    input. In bfloat16 and float16 weights are multiplied as their codes stand for them, not rounded to that dtype
-    before. Weights that are tied and have one format are packed once and stay shared. Layers that round only
-    activations stay as they are.
-    ``sparse``: leave out codes that are 0 where that takes fewer bytes, as in weights that were pruned; products of few
-    rows read such codes as they are where the machine has a kernel, others expand them first (:func:`octavo.explain`
-    tells). Tables of embeddings, whose rows are read one by one, keep all codes.
-    ``inplace=False`` leaves ``model`` as it is; dense weights are not copied on the way.
+    float32 up to the order in which products are summed, and its effect where that tips the rounding of a later input.
+    In bfloat16 and float16 weights are multiplied as their codes stand for them, not rounded to that dtype before.
+    Weights that are tied and have one format are packed once and stay shared. Layers that round only activations stay
+    as they are. Source: FORMATS.md sections 5 and 6.
 
-    Raises ModelError where there is nothing to pack, for tensors on the meta device, or for a layer that cannot be
-    packed, naming it and the way out, DTypeError for what is no module, and NonFiniteError for weights that are not
-    finite, before the model is changed.
+    Args:
+        model: a model of :func:`octavo.quantize_model`.
+        sparse: leave out codes that are 0 where that takes fewer bytes, as in weights that were pruned. Products of few
+            rows read such codes as they are where the machine has a kernel, others expand them first
+            (:func:`octavo.explain`). Tables of embeddings keep all codes.
+        inplace: replace layers in ``model`` itself; else ``model`` stays as it is. Dense weights are copied in neither
+            case.
+
+    Returns:
+        The packed model.
+
+    Raises:
+        ModelError: where there is nothing to pack, for tensors on the meta device, or for a layer that cannot be
+            packed; names the layer and the way out.
+        DTypeError: for an object that is no module.
+        NonFiniteError: for weights that are not finite, before the model is changed.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).eval()
+        >>> quantized = octavo.quantize_model(model, "int4:g32")
+        >>> packed = octavo.pack_model(quantized)
+        >>> packed[0].packed_weight
+        PackedTensor('int4:g32', shape=(128, 64), dtype=float32, axis=1, nbytes=4608, bits_per_element=4.5)
+        >>> x = torch.randn(2, 64)
+        >>> torch.allclose(packed(x), quantized(x), rtol=1e-5, atol=1e-6)
+        True
     """
     layers = {
         path: layer for path, layer in model.named_modules() if isinstance(layer, QuantLayer) and _has_weight(layer)

@@ -24,12 +24,32 @@ _SPECIAL = re.compile(r'[\s;="]')  # characters of a path that is quoted
 class Rule:
     """One rule: which layers, and the format of each of their tensors.
 
-    ``Rule(type="Linear", weight="int4:g32@gptq", input="int8@quantile:0.999")``. At most one of ``type``, ``name``,
-    ``glob`` and ``regex`` (:class:`Selector`; none: the default selection), with ``pick="first"`` or ``"last"``.
-    ``weight``, ``input``, ``output``, ``bias``: ``FORMAT``, ``FORMAT@CALIBRATION``, ``FORMAT@RULE`` of block scales, a
-    Format or a Spec; ``"keep"`` leaves the tensor as it is, and ``keep=True`` all tensors of the layer.
+    At most one of ``type``, ``name``, ``glob`` and ``regex`` selects layers; without one, the default selection does.
+    Formats are ``FORMAT``, ``FORMAT@CALIBRATION``, ``FORMAT@RULE`` of block scales, a Format or a Spec; ``"keep"``
+    leaves the tensor as it is. The grammar is in :mod:`octavo.recipe.text`.
 
-    Raises FormatError for what cannot be read, and a rule that gives nothing.
+    Args:
+        type: name of a class, such as ``Linear``; subclasses match.
+        name: path of one layer.
+        glob: pattern of paths; ``*`` stays inside a part, ``**`` crosses dots.
+        regex: regular expression of whole paths.
+        pick: ``first`` or ``last`` of the layers that match.
+        weight: format of the weight.
+        input: format of the input.
+        output: format of the output.
+        bias: format of the bias.
+        keep: leave all tensors of the layers as they are.
+
+    Raises:
+        FormatError: for a text that cannot be read, several selectors, and a rule that gives nothing.
+
+    Example:
+        >>> rule = octavo.Rule(type="Linear", weight="int4:g32@gptq", input="int8@quantile:0.999")
+        >>> print(rule)
+        type:Linear weight=int4:g32@gptq input=int8@quantile:0.999
+        >>> octavo.Rule(glob="head", weight="int4", keep=True)
+        Traceback (most recent call last):
+        octavo.errors.FormatError: a rule keeps all tensors or gives formats, got keep and weight
     """
 
     selector: Selector
@@ -79,7 +99,15 @@ class Rule:
         return len(self.gives) == len(ROLES) and all(spec is None for _, spec in self.gives)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the arguments that make this rule, as texts: ``Rule(**rule.as_dict()) == rule``."""
+        """Return the arguments that make this rule, as texts.
+
+        Returns:
+            A dictionary; ``Rule(**rule.as_dict()) == rule``.
+
+        Example:
+            >>> octavo.Rule(glob="encoder.**", weight=octavo.Format("int8")).as_dict()
+            {'glob': 'encoder.**', 'weight': 'int8'}
+        """
         selector = {self.selector.kind: self.selector.pattern} if self.selector.kind else {}
         pick = {"pick": self.selector.pick} if self.selector.pick else {}
         gives = {"keep": True} if self.keeps_all else {role: spec_text(spec) for role, spec in self.gives}

@@ -109,15 +109,28 @@ def save(
 ) -> None:
     """Write tensors to a safetensors file, which appears under ``path`` complete or not at all.
 
-    ``tensors``: by name, PackedTensors, torch tensors and numpy arrays of every dtype that safetensors knows, on any
-    device, or :class:`Deferred`. Non-contiguous tensors are copied one at a time; tensors that share memory are stored
-    once for each name.
-    ``metadata``: strings of the user's own; keys that begin with ``octavo.`` are reserved. ``overwrite=False`` refuses
-    an existing file. The order in the file depends on names and dtypes alone, so equal content gives equal bytes.
-
-    Raises DTypeError for other objects and dtypes, ContainerError for names that clash, exceed the limits or are no
-    text that UTF-8 has, both before anything is written; FileExistsError and other OSErrors. On an error an older file
+    Equal content gives equal bytes: the order in the file depends on names and dtypes alone. On an error an older file
     stays as it was. Source: FORMATS.md section 5.
+
+    Args:
+        tensors: by name, PackedTensors, torch tensors and numpy arrays of every dtype that safetensors has, on any
+            device, or :class:`~octavo.tensors.container.Deferred`. Non-contiguous tensors are copied one at a time;
+            tensors that share memory are stored once for each name.
+        path: file to write.
+        metadata: strings of the user's own; keys that begin with ``octavo.`` are reserved.
+        overwrite: False refuses an existing file.
+
+    Raises:
+        DTypeError: for another kind of object or dtype, before anything is written.
+        ContainerError: for names that clash, exceed the limits or are no UTF-8 text, before anything is written.
+        FileExistsError: for an existing file, with ``overwrite=False``.
+        OSError: as the system gives it.
+
+    Example:
+        >>> weight = octavo.encode(torch.ones(64, 64), "mxint8")
+        >>> octavo.save({"weight": weight, "bias": torch.zeros(64)}, "layer.safetensors", metadata={"step": "100"})
+        >>> octavo.load("layer.safetensors")["weight"] == weight
+        True
     """
     place = files.path_text(path)
     check(overwrite, bool, "save: overwrite")
@@ -296,16 +309,30 @@ def _span(data: Any) -> tuple[int, int]:
 def load(
     path: str | os.PathLike[str], *, mmap: bool = False, names: Iterable[str] | None = None
 ) -> dict[str, Tensor | PackedTensor]:
-    """Read a container, or any safetensors file, into CPU tensors and PackedTensors, ordered by name.
+    """Read a container, or any safetensors file, into CPU tensors and PackedTensors.
 
-    ``names``: read these only. ``mmap``: map the file instead of reading it; tensors then share memory with a private
-    mapping, so writing to them does not change the file. If another process writes to the file in place meanwhile,
-    values change; if it shortens it, touching the lost bytes ends this process (SIGBUS). Files replaced by :func:`save`
-    are safe.
+    Source: FORMATS.md section 5.
 
-    Raises ContainerError where the file is not valid, naming the tensor, what was found and what is accepted, before
-    any tensor is allocated; DTypeError for a plain tensor of a dtype that torch lacks; OSError. Source: FORMATS.md
-    section 5.
+    Args:
+        path: file to read.
+        mmap: map the file instead of reading it. Tensors then share memory with a private mapping: writing to them does
+            not change the file. Values change where another process writes to the file in place; where it shortens the
+            file, touching the lost bytes ends this process (SIGBUS). Files replaced by :func:`save` are safe.
+        names: read these tensors only.
+
+    Returns:
+        Tensors by name, in the order of names.
+
+    Raises:
+        ContainerError: for an invalid file, before any tensor is allocated; names the tensor, the value and what is
+            accepted.
+        DTypeError: for a plain tensor of a dtype that torch lacks.
+        OSError: as the system gives it.
+
+    Example:
+        >>> octavo.save({"a": torch.ones(2), "b": octavo.encode(torch.ones(64), "int8")}, "two.safetensors")
+        >>> octavo.load("two.safetensors", names=["b"])
+        {'b': PackedTensor('int8', shape=(64,), dtype=float32, axis=0, nbytes=68, bits_per_element=8.5)}
     """
     try:
         return _read(_reader(path, mmap), mmap, names)
@@ -351,10 +378,24 @@ def loads_one(data: bytes) -> Tensor | PackedTensor:
 
 
 def inspect(path: str | os.PathLike[str]) -> list[TensorEntry]:
-    """List what a container, or any safetensors file, holds, ordered by name.
+    """List the contents of a container, or of any safetensors file, from its header alone, without torch.
 
-    Reads the header alone, and does not import torch.
-    Raises ContainerError where the file is not valid, and OSError.
+    Args:
+        path: file to read.
+
+    Returns:
+        One :class:`~octavo.tensors.tensor_entry.TensorEntry` for each tensor, in the order of names.
+
+    Raises:
+        ContainerError: for an invalid file.
+        OSError: as the system gives it.
+
+    Example:
+        >>> octavo.save({"a": torch.ones(64), "b": octavo.encode(torch.ones(64), "mxfp4")}, "two.safetensors")
+        >>> for entry in octavo.inspect("two.safetensors"):
+        ...     print(entry.name, entry.kind, entry.format, entry.shape, entry.nbytes)
+        a plain None (64,) 256
+        b packed mxfp4 (64,) 34
     """
     return [_line(*entry) for entry in _reader(path, False).entries()]
 

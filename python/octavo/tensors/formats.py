@@ -26,11 +26,26 @@ def core(text: str) -> _core.Format:
 
 
 class Format:
-    """A number format: an element and the number of elements that share a scale.
+    """A number format: an element, and the number of elements that share a scale.
 
-    ``Format("mxint8")``, ``Format("int4:g32")``, ... Immutable, comparable and hashable; ``Format(str(f)) == f``.
-    The grammar is section 1 of FORMATS.md, the arithmetic section 3. Raises FormatError naming the part that is wrong
-    and the nearest valid spelling.
+    Immutable, comparable and hashable; ``Format(str(f)) == f``.
+    Source: FORMATS.md section 1 (grammar) and section 3 (arithmetic).
+
+    Args:
+        text: such as ``mxint8``, ``int4:g32``, ``e4m3`` or ``fixed8.4``.
+
+    Raises:
+        FormatError: names the part of the text that is wrong, and the nearest valid spelling.
+
+    Example:
+        >>> mxfp4 = octavo.Format("mxfp4")  # OCP MX 1.0: E2M1 elements, an E8M0 scale for each 32
+        >>> mxfp4.values()
+        [-6.0, -4.0, -3.0, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+        >>> mxfp4.bits, mxfp4.block, mxfp4.scale_type
+        (4.25, 32, 'e8m0')
+        >>> octavo.Format("mxfp6e3m3")
+        Traceback (most recent call last):
+        octavo.errors.FormatError: unknown format 'mxfp6e3m3'; did you mean 'mxfp6e3m2'?
     """
 
     __slots__ = ("core", "text")
@@ -48,7 +63,21 @@ class Format:
 
     @staticmethod
     def parse(text: Format | str) -> Format:
-        """Return the format of a text; a Format is returned as it is."""
+        """Return the format of a text; a Format is returned as it is.
+
+        Args:
+            text: a format or its text.
+
+        Returns:
+            The format.
+
+        Raises:
+            FormatError: as the class.
+
+        Example:
+            >>> octavo.Format.parse("int8:g32")
+            Format('int8:g32')
+        """
         return text if isinstance(text, Format) else Format(text)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -97,7 +126,19 @@ class Format:
     def bits_per_element(self, k: int) -> float:
         """Bits per element with the scales' share, for a row (``:tensor``: a tensor) of ``k`` elements.
 
-        Raises ShapeError for what is no number of elements.
+        Args:
+            k: elements of the row, from 0.
+
+        Returns:
+            Bits; a short last block has a scale of its own.
+
+        Raises:
+            ShapeError: for anything else than a number of elements.
+
+        Example:
+            >>> int4 = octavo.Format("int4:g32")  # a float16 scale for each 32
+            >>> int4.bits_per_element(64), int4.bits_per_element(33)
+            (4.5, 4.96...)
         """
         try:
             return self.core.bits_per_element(k)
@@ -107,7 +148,22 @@ class Format:
             ) from error
 
     def nbytes(self, shape: tuple[int, ...], axis: int = -1) -> int:
-        """Bytes of a tensor of this shape: codes, scales, zero points, padding. Raises ShapeError."""
+        """Bytes of a tensor of this shape: codes, scales, zero points, padding.
+
+        Args:
+            shape: logical shape.
+            axis: axis that rows, groups and blocks run along.
+
+        Returns:
+            Bytes in memory and on disk. Source: FORMATS.md section 5.
+
+        Raises:
+            ShapeError: for a shape or axis that does not fit.
+
+        Example:
+            >>> octavo.Format("int4:g32").nbytes((4096, 4096))  # 4.5 bits an element
+            9437184
+        """
         try:
             return self.core.nbytes(list(shape), axis)
         except (OverflowError, TypeError) as error:
@@ -118,17 +174,17 @@ class Format:
 
     @property
     def block(self) -> int | None:
-        """Elements that share a scale; None for none, a row or a tensor (see ``granularity``)."""
+        """Number of elements that share a scale; None for none, a row or a tensor (:attr:`granularity`)."""
         return self.core.block
 
     @property
     def granularity(self) -> str:
-        """What shares a scale: ``none``, ``tensor``, ``channel`` (a row along the axis) or ``block``."""
+        """Elements that share a scale: ``none``, ``tensor``, ``channel`` (a row along the axis) or ``block``."""
         return self.core.granularity
 
     @property
     def scale_type(self) -> str | None:
-        """Storage type of a scale: ``float32``, ``float16``, ``e8m0``, ``e4m3``, ``int8`` (fraction bits) or None."""
+        """Storage type of a scale, ``float32``, ``float16``, ``e8m0``, ``e4m3``, ``int8`` (fraction bits) or None."""
         return self.core.scale_type
 
     @property
@@ -147,16 +203,48 @@ class Format:
         return self.core.smallest
 
     def values(self) -> list[float]:
-        """Every value an encoder writes at scale 1, ascending. Raises FormatError above 16 bits."""
+        """Every value an encoder writes at scale 1, ascending.
+
+        Returns:
+            The values, each once.
+
+        Raises:
+            FormatError: above 16 bits.
+
+        Example:
+            >>> octavo.Format("int3").values()
+            [-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0]
+        """
         return [value for _, value in self.core.values()]
 
     def codes(self) -> list[tuple[int, float]]:
-        """Every ``(code, value)`` an encoder writes at scale 1, by value. Raises FormatError above 16 bits."""
+        """Every code an encoder writes at scale 1, and its value.
+
+        Returns:
+            Pairs ``(code, value)``, ascending by value.
+
+        Raises:
+            FormatError: above 16 bits.
+
+        Example:
+            >>> octavo.Format("int3").codes()[:3]  # two's complement
+            [(5, -3.0), (6, -2.0), (7, -1.0)]
+        """
         return self.core.values()
 
 
 def formats() -> list[Format]:
-    """List one or more formats of every family; the grammar has many more (FORMATS.md section 1)."""
+    """List one or more formats of every family; the grammar has many more.
+
+    Source: FORMATS.md section 1.
+
+    Returns:
+        Formats, by family.
+
+    Example:
+        >>> [str(format) for format in octavo.formats() if format.family == "mxfp"]  # the floats of OCP MX 1.0
+        ['mxfp8e4m3', 'mxfp8e5m2', 'mxfp6e3m2', 'mxfp6e2m3', 'mxfp4']
+    """
     return [Format(text) for text in _core.formats()]
 
 

@@ -38,16 +38,33 @@ _ATTRIBUTES = ("format", "shape", "dtype", "scale", "axis", "_codes", "scales", 
 class PackedTensor:
     """An encoded tensor. Immutable: another format, shape or part makes another PackedTensor.
 
-    ``codes``: uint8, ``[..., row_bytes]``, the axis moved last. ``scales``: ``[..., groups]`` in their storage dtype
-    (uint8 codes for shared exponents and E4M3, float32, float16, or int8 fraction bits), ``[1]`` for ``:tensor``, empty
-    without scales. ``zeros``: packed zero points (``uintW``), else empty. ``levels``: float32 ``[1]`` (``nvfp4``), else
-    empty. ``shape``, ``dtype``, ``axis``, ``scale``: logical shape and dtype, the axis that groups run along, rule.
-    ``sparse``: codes without those that are 0 (:meth:`to_sparse`), from which ``codes`` are then made at each reading;
-    else None.
+    Made by :func:`octavo.encode` and :func:`octavo.load`. The bytes of the parts may be written in place; each function
+    that reads them checks their sizes again. Source: FORMATS.md section 5.
 
-    Made by :func:`octavo.encode` and :func:`octavo.load`. The bytes of the parts may be written in place, their sizes
-    are checked again by each function that reads them. Raises ShapeError or DTypeError where parts do not fit the
-    format. Source: FORMATS.md section 5.
+    Args:
+        format: format of the codes.
+        codes: uint8, ``[..., row_bytes]``, the axis moved last.
+        scales: ``[..., groups]`` in their storage dtype (uint8 codes for shared exponents and E4M3, float32, float16,
+            or int8 fraction bits); ``[1]`` for ``:tensor``; empty without scales.
+        zeros: packed zero points (``uintW``), else empty.
+        levels: float32 ``[1]`` (``nvfp4``), else empty.
+        shape: logical shape.
+        dtype: logical dtype, float32, float16 or bfloat16.
+        axis: axis that rows, groups and blocks run along.
+        scale: rule that chose the block scales.
+
+    Raises:
+        ShapeError: where a part, the shape or the axis does not fit the format.
+        DTypeError: for another dtype or kind of object.
+
+    Example:
+        >>> packed = octavo.encode(torch.eye(64), "mxint8")
+        >>> packed.nbytes, packed.bits_per_element  # 8 bits, and a byte for each 32
+        (4224, 8.25)
+        >>> packed[3].decode().argmax()  # rows are read without decoding the others
+        tensor(3)
+        >>> packed.to_sparse().nbytes  # a bit for each element, and the codes that are not 0
+        704
     """
 
     __slots__ = ("_codes", "axis", "dtype", "format", "levels", "scale", "scales", "shape", "sparse", "zeros")
@@ -134,7 +151,27 @@ class PackedTensor:
         axis: int = -1,
         scale: str = "floor",
     ) -> PackedTensor:
-        """Return a PackedTensor over sparse codes. Raises FormatError for a format that has none; as the class."""
+        """Return a PackedTensor over sparse codes.
+
+        Args:
+            format: format of the codes.
+            sparse: the codes that are not 0, and the bitmap of all.
+            scales: as for the class.
+            zeros: as for the class.
+            levels: as for the class.
+            shape: logical shape.
+            dtype: logical dtype, float32, float16 or bfloat16.
+            axis: axis that rows, groups and blocks run along.
+            scale: rule that chose the block scales.
+
+        Returns:
+            The packed tensor.
+
+        Raises:
+            FormatError: for a format without a code to leave out.
+            ShapeError: as the class.
+            DTypeError: as the class.
+        """
         refuse_others(format.core)
         specs = part_specs(format.core, tuple(shape), axis)
         # No memory: an empty tensor stretched to the shape of the dense codes.
@@ -158,7 +195,7 @@ class PackedTensor:
 
     @property
     def codes(self) -> Tensor:
-        """Dense codes; of sparse ones a copy that is made now."""
+        """Dense codes, uint8 ``[..., row_bytes]``; of sparse codes a copy that is made at each reading."""
         if self.sparse is None:
             assert self._codes is not None  # one of both is there
             return self._codes
@@ -172,7 +209,7 @@ class PackedTensor:
 
     @property
     def held_parts(self) -> tuple[Tensor, ...]:
-        """The parts as they are held: of sparse codes those that are not 0, and the bitmap behind the others."""
+        """Parts as they are in memory: of sparse codes those that are not 0, and the bitmap behind the other parts."""
         if self.sparse is None:
             return self.parts
         return self.sparse.codes, self.scales, self.zeros, self.levels, self.sparse.bitmap
@@ -192,9 +229,23 @@ class PackedTensor:
         """Return the same tensor with the codes that are 0 left out, and a bit for each element in their place.
 
         It decodes to the same bits. Products read sparse codes as they are where a kernel does
-        (:func:`octavo.explain`), other functions expand them first. ``if_smaller``: only where that takes fewer bytes,
-        else this tensor. Raises FormatError for a format without a code to leave out (``nf4``, ``uint8``), unless
-        ``if_smaller``; DTypeError on a device other than the CPU. Source: FORMATS.md section 5.
+        (:func:`octavo.explain`); other functions expand them first. Source: FORMATS.md section 5.
+
+        Args:
+            if_smaller: return this tensor where sparse codes take as many bytes or more.
+
+        Returns:
+            The sparse tensor.
+
+        Raises:
+            FormatError: for a format without a code to leave out (``nf4``, ``uint8``), unless ``if_smaller``.
+            DTypeError: on a device other than the CPU.
+
+        Example:
+            >>> half = (torch.arange(4096) % 2).float().view(64, 64)
+            >>> packed = octavo.encode(half, "int8:g32")
+            >>> packed.nbytes, packed.to_sparse().nbytes  # half of the codes, and a bit for each
+            (4352, 2816)
         """
         if self.sparse is not None:
             return self
@@ -214,7 +265,11 @@ class PackedTensor:
         return PackedTensor.of_sparse(self.format, sparse, *self.parts[1:], **self._logical())
 
     def to_dense(self) -> PackedTensor:
-        """Return the same tensor with dense codes."""
+        """Return the same tensor with dense codes.
+
+        Returns:
+            The dense tensor; this one where it is dense.
+        """
         return self if self.sparse is None else PackedTensor(self.format, *self.parts, **self._logical())
 
     def _logical(self) -> dict[str, Any]:
@@ -222,7 +277,7 @@ class PackedTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parts: what the tensor takes in memory and on disk.
+        """Bytes of all parts, in memory and on disk.
 
         Sparse codes take 8 bytes more in memory for each 16 rows.
         """
@@ -249,7 +304,7 @@ class PackedTensor:
 
     @property
     def bits_per_element(self) -> float:
-        """Bits per element: bytes times 8 over elements."""
+        """Bytes times 8 over the number of elements."""
         return 8 * self.nbytes / max(self.numel(), 1)
 
     @property
@@ -258,7 +313,11 @@ class PackedTensor:
         return self.held_parts[0].device
 
     def numel(self) -> int:
-        """Return the number of logical elements."""
+        """Return the number of logical elements.
+
+        Returns:
+            The product of the shape.
+        """
         return math.prod(self.shape)
 
     def __len__(self) -> int:
@@ -268,11 +327,26 @@ class PackedTensor:
         return self.shape[0]
 
     def decode(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Decode to a tensor of the logical shape; see :func:`octavo.decode`."""
+        """Decode to a tensor of the logical shape; see :func:`octavo.decode`.
+
+        Args:
+            dtype: float32, float16 or bfloat16; default: the logical dtype.
+
+        Returns:
+            A dense tensor.
+
+        Raises:
+            DTypeError: as :func:`octavo.decode`.
+            ShapeError: as :func:`octavo.decode`.
+        """
         return late("decode")(self, dtype=dtype)
 
     def numpy(self) -> np.ndarray:
-        """Decode to a numpy array (float32 where the logical dtype is bfloat16)."""
+        """Decode to a numpy array.
+
+        Returns:
+            An array of the logical dtype; float32 where that is bfloat16.
+        """
         return self.decode(torch.float32 if self.dtype == torch.bfloat16 else None).numpy()
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
@@ -281,7 +355,18 @@ class PackedTensor:
         return array if dtype is None else array.astype(dtype)
 
     def unpack(self) -> Tensor:
-        """Return the codes as int32 bit patterns, one an element, with the encoding axis moved last."""
+        """Return the codes as bit patterns.
+
+        Returns:
+            int32, one an element, with the encoding axis moved last.
+
+        Raises:
+            ShapeError: where a part was resized in place or has no data.
+
+        Example:
+            >>> octavo.encode(torch.tensor([0.5, -1.0]), "int4").unpack()  # two's complement in 4 bits
+            tensor([3, 9], dtype=torch.int32)
+        """
         lead = [n for i, n in enumerate(self.shape) if i != self.axis]
         k = self.shape[self.axis] if self.shape else 1
         codes = self._host_part("codes")
@@ -290,7 +375,14 @@ class PackedTensor:
         return out
 
     def unpack_zeros(self) -> Tensor | None:
-        """Return the zero points as int32, shaped like the scales; None for formats without them."""
+        """Return the zero points.
+
+        Returns:
+            int32, shaped like the scales; None for formats without zero points.
+
+        Raises:
+            ShapeError: where a part was resized in place or has no data.
+        """
         if not self.format.core.has_zeros:
             return None
         zeros = self._host_part("zeros")
@@ -313,7 +405,18 @@ class PackedTensor:
 
     @checks_arguments
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> PackedTensor:
-        """Return the same codes with another logical dtype or on another device, where they are dense."""
+        """Return the same codes with another logical dtype or on another device; there they are dense.
+
+        Args:
+            dtype: float32, float16 or bfloat16; default: as it is.
+            device: a device of torch or its name; default: as it is.
+
+        Returns:
+            The packed tensor.
+
+        Raises:
+            DTypeError: for another dtype, or a device that torch does not know.
+        """
         if isinstance(device, str):
             try:
                 device = torch.device(device)

@@ -43,20 +43,43 @@ def evaluate(
 ) -> Measurement:
     """Measure a model: perplexity on a text, accuracy on labelled texts, or agreement with another model.
 
-    - ``data`` is a text, which ``tokenizer`` (of transformers) turns into ids, or ids in one dimension: the exact
-      **perplexity** of a causal model (:func:`octavo.train.exact_nll`). Every token but the first is predicted once, in
-      windows of ``context`` tokens (default: the limit of the model's configuration, up to 1024), ``stride`` apart
-      (default: ``context``); at most ``tokens`` tokens are predicted. ``leaks``: ``refuse`` a model whose losses depend
-      on tokens they must not see, or ``report`` the dependence. ``guard_calls``: limit of the model calls for this
-      check (default: 40, or a twentieth of the other calls).
-    - ``data`` is labelled texts, a :class:`octavo.data.Sentences` or a list of ``(text, label)`` pairs, with a
-      ``tokenizer``: the **accuracy** of a classifier on texts truncated at ``max_tokens``.
-    - ``against`` is another model, and ``data`` batches for both, or texts with a ``tokenizer``: the **agreement** of
-      scores (KL in nats, with the share of equal best classes) or embeddings (cosine), on ``samples`` samples.
+    - **Perplexity** of a causal model, where ``data`` is a text or ids in one dimension. Every token but the first is
+      predicted once, in windows (:func:`octavo.train.exact_nll`).
+    - **Accuracy** of a classifier, where ``data`` is labelled texts.
+    - **Agreement**, where ``against`` is another model: of scores (KL in nats, with the share of equal best classes) or
+      of embeddings (cosine).
 
-    Returns the number, its 95 % interval, and the value of every example, so that differences can be paired. Raises
-    DTypeError and DataError for other data, ModelError for a model with other outputs, SettingError for window options
-    without a perplexity.
+    Args:
+        model: the model; its modes are as before afterwards.
+        data: a text or ids; a :class:`octavo.data.Sentences` or a list of ``(text, label)`` pairs; or, with
+            ``against``, batches for both models or texts.
+        tokenizer: of transformers or :mod:`octavo.data`, for texts.
+        against: the other model of an agreement.
+        context: tokens of a window; default: the limit of the model's configuration, up to 1024.
+        stride: tokens between the beginnings of windows; default: ``context``.
+        tokens: most tokens to predict.
+        max_tokens: length at which labelled texts are truncated.
+        samples: most samples of an agreement.
+        leaks: ``refuse`` a model whose losses depend on tokens that they must not see, or ``report`` the dependence.
+        guard_calls: most model calls of that check; default: 40, or a twentieth of the other calls.
+        progress: called with done and total.
+
+    Returns:
+        The number, its 95 % interval, and the value of every example, so that differences can be paired.
+
+    Raises:
+        DTypeError: for another kind of model, tokenizer or data.
+        DataError: for data that does not fit, or without its tokenizer.
+        ModelError: for a model with other outputs, or that sees the tokens it predicts.
+        SettingError: for options of a perplexity without one.
+
+    Example:
+        >>> class Uniform(nn.Module):
+        ...     def forward(self, ids):
+        ...         return torch.zeros(*ids.shape, 8)
+        >>> result = octavo.evaluate(Uniform(), torch.randint(0, 8, (50,)), context=16)
+        >>> print(f"{result.metric} {result.value:.3f} on {result.count} tokens")
+        perplexity 8.000 on 49 tokens
     """
     for one in (model, *(() if against is None else (against,))):
         refuse_meta(one, "evaluate")
