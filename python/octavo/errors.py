@@ -42,7 +42,8 @@ class RangeError(OctavoError, IndexError):
         >>> generator = octavo.TextGenerator.load("gpt-small")
         >>> list(generator.generate_ids([[97]], tokens=5000))
         Traceback (most recent call last):
-        octavo.errors.RangeError: ...
+        octavo.errors.RangeError: a prompt of 1 tokens and 5000 generated ones pass the model's 1024 positions;
+        generate up to 1024
     """
 
 
@@ -262,7 +263,8 @@ class IdentityWarning(OctavoWarning):
         >>> warnings.simplefilter("error", octavo.IdentityWarning)
         >>> octavo.search.measure_sensitivity(model, [torch.ones(2, 8)], ["int8"], output=output, journal="found")
         Traceback (most recent call last):
-        octavo.errors.IdentityWarning: ...
+        octavo.errors.IdentityWarning: the journal cannot tell whether these are what they were, and answers nothing
+        that depends on them: output global 'scale', a generator: cannot pickle 'generator' object. Give numbers, ...
     """
 
 

@@ -135,7 +135,7 @@ def prebuild(
     """Compile kernels into the folder of compiled kernels, in several processes.
 
     ``archs``: such as ``"sm_90a"``; default: those of the GPUs of this machine, or :data:`COMMON_ARCHS` without a GPU.
-    ``formats``: default: all of :func:`octavo.tensors.formats`. ``processes``: default: one per core. ``progress``:
+    ``formats``: default: all of :func:`octavo.formats`. ``processes``: default: one per core. ``progress``:
     called with the finished kernels, the number of kernels, and the name of the last one.
 
     Needs NVRTC and no GPU. Kernels in the folder are not compiled again, also if another process or machine wrote them.

@@ -32,11 +32,11 @@ class TokenBatch(NamedTuple):
     """A batch of windows, one behind the other."""
 
     inputs: NDArray[np.int64]
-    """[batch, context]."""
+    """Ids, ``[batch, context]``."""
     targets: NDArray[np.int64]
-    """[batch, context]: the next token of each."""
+    """The next token of each, ``[batch, context]``."""
     documents: NDArray[np.int32]
-    """[batch, context]: the number of the document in its row, from 0 on: positions attend to those of their number."""
+    """Number of each token's document in its row, from 0, ``[batch, context]``; attention stays inside a document."""
 
 
 @dataclass(frozen=True)

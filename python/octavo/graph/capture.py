@@ -32,7 +32,7 @@ def capture(model: nn.Module, inputs: Any, *, dimensions: Names | None = None) -
     that the model's own code fixes stays a number.
 
     The model is captured in its present mode; its values, mode and random state are not changed. If ``torch.export``
-    refuses the model, the graph has only the module level, and :attr:`Graph.refusal` has the reason. Graphs are cached:
+    refuses the model, the graph has only the module level, and ``Graph.refusal`` has the reason. Graphs are cached:
     the same call returns the same graph until modules, shapes, formats or inputs change.
 
     Raises ModelError for inputs that do not fit the model's ``forward``, DTypeError for an argument that is no module.

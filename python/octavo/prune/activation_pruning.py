@@ -46,11 +46,11 @@ def prune_activations(
 
     This holds in training and in evaluation mode.
 
-    ``method`` ``calibrated``: a fixed threshold of |x| from ``calibration`` batches, measured without pruning (within
-    the error of :func:`octavo.graph.tensor_statistics`); on other data the share is approximate. ``quantile``: needs no
-    data and meets the share exactly except for ties, at the cost of a selection in every forward pass. ``random``:
-    needs no data; in training other elements for every batch, in evaluation those that ``seed`` draws. ``targets``:
-    selectors of a recipe; None: every linear and convolutional layer. Weights do not change.
+    ``method`` ``calibrated``: a fixed threshold of ``abs(x)`` from ``calibration`` batches, measured without pruning
+    (within the error of :func:`octavo.graph.tensor_statistics`); on other data the share is approximate. ``quantile``:
+    needs no data and meets the share exactly except for ties, at the cost of a selection in every forward pass.
+    ``random``: needs no data; in training other elements for every batch, in evaluation those that ``seed`` draws.
+    ``targets``: selectors of a recipe; None: every linear and convolutional layer. Weights do not change.
     :func:`restore_activations` removes the thresholds. Model folders and the engine do not store them.
     :func:`activation_report` measures shares and time.
 
