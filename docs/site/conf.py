@@ -55,7 +55,7 @@ nitpick_ignore_regex = [  # classes of other packages and private names, which h
     ("py:class", r"Special|Texts|Site|GraphContent"),  # names of annotations alone
 ]
 
-_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)\)")
+_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
 _PLACES: dict[int, str] = {}
 _TWICE = {id(getattr(octavo, name)) for name in octavo.__all__}
 
