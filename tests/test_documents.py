@@ -2,7 +2,8 @@
 
 Blocks of one document run in order, in one namespace and one folder. An HTML comment on the line before a block says
 what else holds: ``<!-- slow -->``, it runs under ``pytest -m slow`` alone; ``<!-- needs NAME -->``, it and its output
-are left out where that package is missing. Commands in ``sh`` blocks take minutes or train: they are parsed, not run.
+are left out where that package is missing; ``<!-- slow needs NAME -->``, both. In output ``...`` stands for any lines,
+and ``…`` for any characters of one, such as digits that depend on the processor. Commands in ``sh`` blocks take minutes or train: they are parsed, not run.
 """
 
 import contextlib
@@ -50,7 +51,7 @@ class Block:
 
     @property
     def needed(self) -> list[str]:
-        return self.note.split()[1:] if self.note.startswith("needs ") else []
+        return self.note.partition("needs ")[2].split()
 
 
 def blocks(document: Path) -> list[Block]:
@@ -72,7 +73,7 @@ def printed(text: str) -> list[str]:
 
 
 def assert_shows(document: str, shown: str, real: str) -> None:
-    """Every line of the document, in order; ``...`` stands for any number of lines."""
+    """Every line of the document, in order; ``...`` stands for any number of lines, ``…`` for any characters."""
     lines = iter(printed(real))
     skipping = False
     for wanted in printed(shown):
@@ -80,7 +81,7 @@ def assert_shows(document: str, shown: str, real: str) -> None:
             skipping = True
             continue
         for line in lines:
-            if line == wanted:
+            if re.fullmatch(".*".join(map(re.escape, wanted.split("…"))), line):
                 break
             assert skipping, f"{document} shows {wanted!r}, but the real output is {line!r}"
         else:

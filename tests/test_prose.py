@@ -21,8 +21,6 @@ from markdown_it.token import Token
 ROOT = Path(__file__).resolve().parents[1]
 MOST_WORDS = 40
 FOLDERS = ("docs", "benches", "conformance", "examples", "fuzz", "python", "rust", "tests")  # of Markdown of ours
-#: Pages that are still to be rewritten.
-TO_DO = {"docs/quantize.md", "docs/compress.md", "docs/lab/language-lab.md"}
 
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 CODE = "\N{OBJECT REPLACEMENT CHARACTER}"  # stands for inline code
@@ -113,7 +111,7 @@ def long_sentences(path: Path, most: int = MOST_WORDS) -> list[str]:
     return [f"{name(path)}:{sentence.line}: {sentence.words} words: {sentence.text}" for sentence in found]
 
 
-@pytest.mark.parametrize("path", [path for path in documents() if name(path) not in TO_DO], ids=name)
+@pytest.mark.parametrize("path", documents(), ids=name)
 def test_no_sentence_has_more_than_40_words(path):
     found = long_sentences(path)
     assert not found, "\n".join(found)
