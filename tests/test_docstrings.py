@@ -6,6 +6,7 @@ An example finds ``octavo``, ``torch``, ``nn``, ``warnings`` and ``Path``, an em
 
 import builtins
 import doctest
+import importlib
 import inspect
 import json
 import re
@@ -23,27 +24,44 @@ SECTION = re.compile(r"^(Args|Attributes|Example|Raises|Returns|Warns|Yields):$"
 ENTRY = re.compile(r"^    (\w+):(?=\s)", re.MULTILINE)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 NAMES = [name for name in octavo.__all__ if name != "__version__"]  # a text, which has no docstring
+ROOMS = ("gemm", "linear", "lora", "prune", "quant", "search")  # all functions of these, by the same rules but examples
 
 
-def members(name):
-    """A public name, and the public methods and properties of a class, by their dotted names."""
-    public = getattr(octavo, name)
-    yield name, public
-    if inspect.isclass(public):
-        for own, member in vars(public).items():
-            if not own.startswith("_") and isinstance(member, (property, classmethod, staticmethod)):
-                yield f"{name}.{own}", member if isinstance(member, property) else getattr(public, own)
-            elif not own.startswith("_") and inspect.isfunction(member):
-                yield f"{name}.{own}", member
+def members(name, public):
+    """The public methods and properties of a class, by their dotted names."""
+    for own, member in vars(public).items():
+        if not own.startswith("_") and isinstance(member, (property, classmethod, staticmethod)):
+            yield f"{name}.{own}", member if isinstance(member, property) else getattr(public, own)
+        elif not own.startswith("_") and inspect.isfunction(member):
+            yield f"{name}.{own}", member
 
 
-DESCRIBED = dict(pair for name in NAMES for pair in members(name))
+def described():
+    """Every public name of ``octavo`` and every function of the rooms, with methods and properties."""
+    for name in NAMES:
+        public = getattr(octavo, name)
+        yield name, public
+        if inspect.isclass(public):
+            yield from members(name, public)
+    for room in ROOMS:
+        module = importlib.import_module(f"octavo.{room}")
+        for name in (name for name in module.__all__ if name not in octavo.__all__):
+            public = getattr(module, name)
+            if inspect.isclass(public):
+                if "Args" in sections(public):
+                    yield f"{room}.{name}", public
+                yield from members(f"{room}.{name}", public)
+            else:
+                yield f"{room}.{name}", public
 
 
 def sections(thing):
     """The sections of a docstring by their titles; the text before them is that of ``""``."""
     parts = SECTION.split(inspect.getdoc(thing) or "")
     return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
+
+DESCRIBED = dict(described())
 
 
 def parameters(thing):

@@ -60,10 +60,21 @@ _PLACES: dict[int, str] = {}
 _TWICE = {id(getattr(octavo, name)) for name in octavo.__all__}
 
 
+def pages(app: Sphinx, folder: str) -> list[str]:
+    """The pages of a folder in the order in which its README names them, then those that it does not name."""
+    links = _LINK.findall(Path(app.srcdir, folder, "README.md").read_text(encoding="utf-8"))
+    named = [f"{folder}/{target.removesuffix('.md')}" for _, target in links if "/" not in target]
+    found = sorted(page for page in app.env.found_docs if str(Path(page).parent) == folder)
+    return list(dict.fromkeys(page for page in (*named, *found) if page in found and not page.endswith("/README")))
+
+
 def with_contents(app: Sphinx, docname: str, source: list[str]) -> None:
     """Put the table of contents behind the README, which is the first page and has none on GitHub."""
     if docname == root_doc:
-        source[0] += (HERE / "contents.txt").read_text(encoding="utf-8")
+        contents = (HERE / "contents.txt").read_text(encoding="utf-8")
+        for folder in ("docs", "docs/lab"):
+            contents = contents.replace(f"{folder}/*\n", "".join(f"{page}\n" for page in pages(app, folder)))
+        source[0] += contents
 
 
 def without_links_to_folders(app: Sphinx, docname: str, source: list[str]) -> None:

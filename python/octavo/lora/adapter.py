@@ -102,7 +102,14 @@ def _add_update(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 @checks_arguments
 def adapters(model: nn.Module) -> dict[str, Adapters]:
-    """Return the adapters of each adapted layer by the layer's path, in the order of the model's modules."""
+    """Return the adapters of each adapted layer.
+
+    Args:
+        model: any model.
+
+    Returns:
+        Adapters by the layer's path, in the order of the model's modules.
+    """
     suffix = f".{ATTRIBUTE}"
     return {
         path.removesuffix(suffix) if path != ATTRIBUTE else "": module

@@ -32,9 +32,25 @@ def save_adapters(
 ) -> None:
     """Write one adapter to a safetensors file: A and B of every layer, its options, and the base's hash.
 
-    ``name``: name of the adapter; None: the active one. Modules that ``train=`` names are in the file too. The tensors
-    are called ``LAYER.lora.A`` and ``LAYER.lora.B``; those of trained modules keep their names. ``overwrite=False``
-    refuses an existing file. Raises ModelError for a name that no layer has, and the errors of :func:`octavo.save`.
+    Modules that ``train=`` names are in the file too. The tensors are called ``LAYER.lora.A`` and ``LAYER.lora.B``;
+    those of trained modules keep their names.
+
+    Args:
+        model: with adapters.
+        path: file to write.
+        name: name of the adapter; default: the active one.
+        overwrite: False refuses an existing file.
+
+    Raises:
+        ModelError: for a name that no layer has.
+        FileExistsError: for an existing file, with ``overwrite=False``.
+        OSError: as the system gives it.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(64, 64))
+        >>> octavo.lora.save_adapters(octavo.lora.insert(model, rank=4), "adapter.safetensors")
+        >>> [(entry.name, entry.shape) for entry in octavo.inspect("adapter.safetensors")]
+        [('0.lora.A', (4, 64)), ('0.lora.B', (64, 4))]
     """
     layers = adapters(model)
     name = name or next((own.active for own in layers.values() if own.active), None)
@@ -57,11 +73,21 @@ def load_adapters(
 ) -> nn.Module:
     """Return the model with the adapter of a file, active.
 
-    ``model``: the base that the adapter was trained on, with or without other adapters. ``name``: the new name; None:
-    the name in the file. ``inplace=False`` works on a copy.
+    Args:
+        model: the base that the adapter was trained on, with or without other adapters.
+        path: file to read.
+        name: new name of the adapter; default: the name in the file.
+        inplace: adapt ``model`` itself; else a copy.
 
-    Raises ContainerError, before the model is changed, if the file has no adapter, was written for another base, or
-    does not fit it, naming the tensor; also the errors of :func:`insert` and :func:`octavo.load`.
+    Returns:
+        The adapted model.
+
+    Raises:
+        ContainerError: before the model is changed, if the file has no adapter, was written for another base, or does
+            not fit it; names the tensor.
+        ModelError: as :func:`insert`.
+        DTypeError: as :func:`insert`.
+        OSError: as the system gives it.
     """
     file = os.fspath(path)
     metadata = container.metadata(path)
@@ -94,10 +120,17 @@ def load_adapters(
 
 @checks_arguments
 def base_hash(model: nn.Module, config: LoraConfig | None = None) -> str:
-    """Return the SHA-256, in hexadecimal, of the model's state without adapters and without modules ``config`` trains.
+    """Return the digest of the model's state without adapters and without modules that ``config`` trains.
 
     It covers names, dtypes, shapes and bytes; for packed layers those of the codes. A fused model has the hash it had
     before fusing.
+
+    Args:
+        model: with or without adapters.
+        config: the configuration whose trained modules are left out.
+
+    Returns:
+        SHA-256, in hexadecimal.
     """
     state = model.state_dict()
     skipped = [f"{place}." if place else "" for place in (trained_paths(model, config) if config else [])]

@@ -31,14 +31,31 @@ def insert(
 ) -> nn.Module:
     """Return the model with a new active adapter on its linear layers; all parameters outside ``train`` are frozen.
 
-    ``config`` or ``options``: see :class:`LoraConfig`; ``rank`` is required. ``name``: name of the adapter; a model may
-    have several, one of which is active (:func:`activate`). ``inplace=False`` works on a copy. ``generator``: source of
-    A's random values. Layers may be ``nn.Linear``, ``QuantLinear`` or ``PackedLinear``; A and B have the dtype of the
-    weight. B is zero, so no output changes. Trained are rank * (in + out) numbers per layer, and all of ``train``.
+    Layers may be ``nn.Linear``, ``QuantLinear`` or ``PackedLinear``; A and B have the dtype of the weight. B is zero,
+    so no output changes. Trained are rank * (in + out) numbers per layer, and all of ``train``.
+    Source: Hu et al. 2021, LoRA, section 4.1.
 
-    Raises ModelError for an unknown option, a name in use, selectors that match nothing, layers that cannot be adapted,
-    a rank above both sides of a layer, fused models, and models compiled by TorchScript (a compiled submodule is not
-    adapted); DTypeError for a wrong type of model, configuration or generator. Source: LoRA section 4.1.
+    Args:
+        model: float, simulated or packed.
+        config: options of the adapter; ``rank`` is required, here or among ``options``.
+        name: name of the adapter; a model may have several, one of which is active (:func:`activate`).
+        inplace: adapt ``model`` itself; else a copy.
+        generator: source of A's random values.
+        options: fields of :class:`LoraConfig`.
+
+    Returns:
+        The adapted model.
+
+    Raises:
+        ModelError: for an unknown option, a name in use, selectors that match nothing, layers that cannot be adapted, a
+            rank above both sides of a layer, fused models, and models compiled by TorchScript.
+        DTypeError: for a wrong type of model, configuration or generator.
+
+    Example:
+        >>> packed = octavo.pack_model(octavo.quantize_model(nn.Sequential(nn.Linear(64, 64)), "nf4"))
+        >>> model = octavo.lora.insert(packed, rank=4)
+        >>> [(name, tuple(p.shape)) for name, p in model.named_parameters() if p.requires_grad]
+        [('0.lora.default.A', (4, 64)), ('0.lora.default.B', (64, 4))]
     """
     if generator is not None and not isinstance(generator, torch.Generator):
         raise DTypeError(f"lora: generator is {generator!r}; accepted are a torch.Generator and None")
@@ -80,9 +97,14 @@ def add_empty(model: nn.Module, config: LoraConfig, name: str, *, inplace: bool)
 
 @checks_arguments
 def activate(model: nn.Module, name: str | None) -> None:
-    """Make ``name`` the only active and trainable adapter; None: deactivate all.
+    """Make one adapter the only active and trainable one.
 
-    Raises ModelError for a name that no layer has, and for fused models.
+    Args:
+        model: with adapters; it is changed in place.
+        name: name of the adapter; None deactivates all.
+
+    Raises:
+        ModelError: for a name that no layer has, and for fused models.
     """
     layers = adapters(model)
     refuse_fused(layers, "activate")

@@ -17,13 +17,22 @@ from octavo.storage.reading import shown
 class LoraConfig:
     """Options of an adapter.
 
-    ``rank``: columns of B and rows of A, at least 1. ``alpha``: the update is scaled by alpha / rank, with ``rslora``
-    by alpha / sqrt(rank) (Kalajdzievski, 2023, https://arxiv.org/abs/2312.03732); None takes the rank, a scaling of 1.
-    ``targets``: selectors of the linear layers to adapt. ``train``: selectors of modules that are fully trained
-    instead, such as a new head; they are not adapted. ``dropout``: share of the adapter's input set to 0 in training, 0
-    to 1 (exclusive).
+    Source: Hu et al. 2021, LoRA, section 4.1; ``rslora``: Kalajdzievski 2023 (https://arxiv.org/abs/2312.03732).
 
-    Raises ModelError for values outside these ranges.
+    Args:
+        rank: columns of B and rows of A, at least 1.
+        alpha: the update is scaled by alpha / rank, with ``rslora`` by alpha / sqrt(rank); default: the rank.
+        targets: selectors of the linear layers to adapt.
+        dropout: share of the adapter's input set to 0 in training, 0 to below 1.
+        train: selectors of modules that are fully trained instead, such as a new head; they are not adapted.
+        rslora: scale by the root of the rank.
+
+    Raises:
+        ModelError: for values outside these ranges.
+
+    Example:
+        >>> octavo.lora.LoraConfig(rank=8).as_dict()
+        {'rank': 8, 'alpha': 8.0, 'targets': ['type:Linear'], 'dropout': 0.0, 'train': [], 'rslora': False}
     """
 
     rank: int
@@ -54,9 +63,18 @@ class LoraConfig:
     @classmethod
     @checks_arguments
     def of(cls, config: LoraConfig | Mapping[str, Any] | None = None, **options: Any) -> LoraConfig:
-        """Return a configuration from a configuration or a mapping, updated by options.
+        """Return a configuration, updated by options.
 
-        Raises DTypeError for other types, ModelError for an unknown key, with the nearest known one.
+        Args:
+            config: a configuration or a mapping.
+            options: fields of the configuration.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            DTypeError: for other types.
+            ModelError: for an unknown key; names the nearest known one.
         """
         if isinstance(config, LoraConfig):
             config = asdict(config)
@@ -80,7 +98,11 @@ class LoraConfig:
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the options as plain values, for JSON."""
+        """Return the options as plain values, for JSON.
+
+        Returns:
+            The fields by name.
+        """
         return asdict(self) | {"targets": list(self.targets), "train": list(self.train)}
 
 

@@ -159,15 +159,30 @@ def int8_gemm(
 ) -> Tensor:
     """Multiply int8 matrices exactly: ``a @ b.T``, on the CPU or a CUDA device, with the same bits.
 
-    ``a``: int8 ``[M, K]``. ``b``: int8 ``[N, K]``, K at most 131,071. ``bias``: ``[N]``; int32 is added to the sums,
-    floats to the scaled sums of float outputs. ``row_scales``, ``column_scales``: float32, one each or one for all.
+    For int32 the sums with their bias, clipped. Else with ``t = row scale * column scale``, ``s * t`` (plus a float
+    bias), every operation rounded to float32: as it is for float dtypes; for int8 rounded to even, plus ``zero``,
+    clipped to -128..127, and NaN is 0. One kernel does it all. No gradients. The op is ``torch.ops.octavo.int8_gemm``.
 
-    Returns ``[M, N]``. int32: the sums with their bias, clipped. Else with ``t = row scale * column scale``, ``s * t``
-    (plus a float bias), every operation rounded to float32: as it is for float dtypes; for int8 rounded to even, plus
-    ``zero``, clipped to -128..127, and NaN is 0. One kernel does it all. No gradients. The op is
-    ``torch.ops.octavo.int8_gemm``.
+    Args:
+        a: int8 ``[M, K]``.
+        b: int8 ``[N, K]``, K up to 131,071.
+        bias: ``[N]``; int32 is added to the sums, floats to the scaled sums of float outputs.
+        row_scales: float32 ``[M]`` or ``[1]``.
+        column_scales: float32 ``[N]`` or ``[1]``.
+        dtype: of the result, int32, int8, float32, float16 or bfloat16.
+        zero: zero point of an int8 result.
 
-    Raises ShapeError and DTypeError before any work.
+    Returns:
+        ``[M, N]``.
+
+    Raises:
+        ShapeError: before any work.
+        DTypeError: before any work.
+
+    Example:
+        >>> a, b = torch.tensor([[100, -128]], dtype=torch.int8), torch.tensor([[100, 127]], dtype=torch.int8)
+        >>> octavo.gemm.int8_gemm(a, b)
+        tensor([[-6256]], dtype=torch.int32)
     """
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         raise DTypeError(f"int8_gemm takes int8 tensors, got {type(a).__name__} and {type(b).__name__}")

@@ -237,18 +237,30 @@ def _matrix(x: Tensor, weight: PackedTensor, what: str) -> tuple[int, int]:
 def packed_linear(x: Tensor, weight: PackedTensor, bias: Tensor | None = None) -> Tensor:
     """Multiply with a packed weight: ``x @ weight.decode().T + bias``.
 
-    ``x``: ``[..., K]``, float32, float16 or bfloat16, on the CPU or a CUDA device. ``weight``: shape ``(N, K)``, any
-    format, encoded along its last axis, on the same device. ``bias``: ``[N]``, a float dtype. Returns ``[..., N]`` in
-    the dtype of ``x``, rounded once from sums as exact as float32 ones; kernels in fixed point ("int8 limbs") err by
-    at most ``2**-22`` of the largest input of 256 columns times the magnitudes of their weights. A row's result does
-    not depend on the number of threads, nor on the other rows except for their number: above four rows large weights
-    have another kernel, as they have for other dtypes and on other machines (:func:`kernel` names it). Gradients and
-    forward-mode derivatives reach ``x`` and ``bias``; the transforms of ``torch.func`` apply.
+    Rounded once from sums as exact as float32 ones; kernels in fixed point ("int8 limbs") err by at most ``2**-22`` of
+    the largest input of 256 columns times the magnitudes of their weights. A row's result does not depend on the number
+    of threads, nor on the other rows except for their number: above four rows large weights have another kernel, as
+    they have for other dtypes and on other machines (:func:`kernel` names it). On CUDA devices float16 and bfloat16
+    inputs may count to 2^-14 of the largest of their block, and above 64 rows weights are rounded to the dtype of
+    ``x``; an error of either is less than that of the rounded result. Gradients and forward-mode derivatives reach
+    ``x`` and ``bias``; the transforms of ``torch.func`` apply. Source: FORMATS.md section 6.
 
-    On CUDA devices float16 and bfloat16 inputs may count to 2^-14 of the largest of their block, and above 64 rows
-    weights are rounded to the dtype of ``x``; an error of either is less than that of the rounded result.
+    Args:
+        x: ``[..., K]``, float32, float16 or bfloat16, on the CPU or a CUDA device.
+        weight: shape ``(N, K)``, any format, encoded along its last axis, on the same device.
+        bias: ``[N]``, a float dtype.
 
-    Raises ShapeError or DTypeError where sizes or dtypes do not fit.
+    Returns:
+        ``[..., N]`` in the dtype of ``x``.
+
+    Raises:
+        ShapeError: where sizes do not fit.
+        DTypeError: for another dtype, device or kind of object.
+
+    Example:
+        >>> x, weight = torch.randn(2, 64), octavo.encode(torch.randn(8, 64), "mxfp4")
+        >>> torch.allclose(octavo.linear.packed_linear(x, weight), x @ weight.decode().T, atol=1e-4)
+        True
     """
     rows, columns = _matrix(x, weight, "packed_linear")
     op = PACKED.for_operands(x, bias)
@@ -265,16 +277,31 @@ def rounded_linear(
 ) -> Tensor:
     """Round ``x`` to a format and multiply with a packed weight: ``quantize(x) @ weight.decode().T + bias``.
 
-    ``x``: ``[..., K]``, float32, float16 or bfloat16, on the CPU or a CUDA device. ``weight``: shape ``(N, K)``, any
-    format, encoded along its last axis. ``input_format``: any format; groups and rows run along K, and ``scale`` is its
-    rule as in :func:`octavo.quantize`. ``bias``: ``[N]``, a float dtype. Returns ``[..., N]`` in the dtype of ``x``,
-    with the error bound of :func:`packed_linear`. Rounded inputs are float32 on the CPU, on CUDA in the dtype of ``x``.
-
+    With the error bound of :func:`packed_linear`. Rounded inputs are float32 on the CPU, on CUDA in the dtype of ``x``.
     Where codes of ``x`` are small integers under a scale (``int8:g32``, ``mxint8``, ``mxfp4``) and there are few rows,
     codes are multiplied: sums of a group are exact in int32. Gradients pass straight through the rounding, but to
-    values that saturated.
+    values that saturated. Source: FORMATS.md section 6.
 
-    Raises FormatError for an unknown format or rule, ShapeError or DTypeError where sizes or dtypes do not fit.
+    Args:
+        x: ``[..., K]``, float32, float16 or bfloat16, on the CPU or a CUDA device.
+        weight: shape ``(N, K)``, any format, encoded along its last axis.
+        input_format: any format; groups and rows run along K.
+        bias: ``[N]``, a float dtype.
+        scale: rule of the block scale, as in :func:`octavo.quantize`.
+
+    Returns:
+        ``[..., N]`` in the dtype of ``x``.
+
+    Raises:
+        FormatError: for an unknown format or rule.
+        ShapeError: where sizes do not fit.
+        DTypeError: for another dtype, device or kind of object.
+
+    Example:
+        >>> x, weight = torch.randn(2, 64), octavo.encode(torch.randn(8, 64), "mxint8")
+        >>> product = octavo.linear.rounded_linear(x, weight, "mxint8")
+        >>> torch.allclose(product, octavo.quantize(x, "mxint8") @ weight.decode().T, atol=1e-4)
+        True
     """
     rows, columns = _matrix(x, weight, "rounded_linear")
     op = ROUNDED.for_operands(x, bias)
@@ -293,21 +320,34 @@ def integer_linear(
 ) -> Tensor:
     """Quantize ``x`` to integers and multiply with packed integers, exactly, in int32.
 
-    ``x``: ``[..., K]``, finite float32, float16 or bfloat16, on the CPU or a CUDA device, where a row that
-    is not finite becomes NaN instead of an error, and K is at most 131,071. ``weight``: shape ``(N, K)``, ``int2`` to
-    ``int8`` with ``:tensor`` or ``:channel`` scales. ``input_format``: the same formats; ``:channel`` is a scale for
-    each row of ``x``. ``input_scales``: float32 scales to use instead of choosing them from ``x``. ``bias``: ``[N]``,
-    floats, or int32 in units of both scales' product.
+    With the exact sum ``s`` and ``t = s_x * s_w``, the result is ``s * t + bias``, or ``(s + bias) * t`` for int32;
+    every operation rounds to float32. Integers by groups (``int2:g32`` to ``int8:g32``, ``mxint2`` to ``mxint8``, any
+    length of groups) are multiplied with one another as well, as :func:`rounded_linear` does: sums of a group are
+    exact, those of groups float32. Their scales are chosen from ``x`` and their bias is of floats. Gradients pass
+    straight through the rounding, but those of inputs that ``input_scales`` saturate, which are 0. Source: FORMATS.md
+    section 6.
 
-    Integers by groups (``int2:g32`` to ``int8:g32``, ``mxint2`` to ``mxint8``, any length of groups) are multiplied
-    with one another as well, as :func:`rounded_linear` does: sums of a group are exact, those of groups float32.
-    Their scales are chosen from ``x`` and their bias is of floats.
+    Args:
+        x: ``[..., K]``, finite float32, float16 or bfloat16, K up to 131,071. On a CUDA device a row that is not finite
+            becomes NaN instead of an error.
+        weight: shape ``(N, K)``, ``int2`` to ``int8`` with ``:tensor`` or ``:channel`` scales.
+        input_format: the same formats; ``:channel`` is a scale for each row of ``x``.
+        bias: ``[N]``, floats, or int32 in units of both scales' product.
+        input_scales: float32 scales; default: chosen from ``x``.
 
-    Returns ``[..., N]`` in the dtype of ``x``: with the exact sum ``s`` and ``t = s_x * s_w``, ``s * t + bias``, or
-    ``(s + bias) * t`` for int32; every operation rounds to float32. Gradients pass straight through the rounding, but
-    those of inputs that ``input_scales`` saturate, which are 0.
+    Returns:
+        ``[..., N]`` in the dtype of ``x``.
 
-    Raises FormatError for other formats, NonFiniteError, ShapeError and DTypeError.
+    Raises:
+        FormatError: for other formats.
+        NonFiniteError: for NaN and infinity on the CPU.
+        ShapeError: where sizes do not fit.
+        DTypeError: for another dtype, device or kind of object.
+
+    Example:
+        >>> x, weight = torch.eye(4), octavo.encode(torch.arange(16.0).view(4, 4), "int8:channel")
+        >>> octavo.linear.integer_linear(x, weight, "int8:channel")[0]
+        tensor([ 0.0000,  4.0236,  7.9685, 12.0472])
     """
     rows, columns = _matrix(x, weight, "integer_linear")
     op = INTEGER.for_operands(x, bias)
@@ -318,10 +358,24 @@ def integer_linear(
 def packed_embedding(ids: Tensor, table: PackedTensor, dtype: torch.dtype | None = None) -> Tensor:
     """Look rows of a packed table up: ``table.decode(dtype)[ids]``.
 
-    ``ids``: int64 or int32, any shape. ``table``: shape ``(rows, width)``, any format, encoded along its last axis.
-    ``dtype``: float32, float16 or bfloat16; default: the table's logical dtype. Returns ``[*ids.shape, width]``.
+    Args:
+        ids: int64 or int32, any shape; they do not count from the end.
+        table: shape ``(rows, width)``, any format, encoded along its last axis.
+        dtype: float32, float16 or bfloat16; default: the table's logical dtype.
 
-    Raises RangeError for an id outside the table (ids do not count from the end), ShapeError and DTypeError.
+    Returns:
+        ``[*ids.shape, width]``.
+
+    Raises:
+        RangeError: for an id outside the table.
+        ShapeError: where sizes do not fit.
+        DTypeError: for another dtype, device or kind of object.
+
+    Example:
+        >>> table = octavo.encode(torch.arange(8.0).view(4, 2), "fp16")
+        >>> octavo.linear.packed_embedding(torch.tensor([3, 0]), table)
+        tensor([[6., 7.],
+                [0., 1.]])
     """
     rows, width = _matrix(ids, table, "packed_embedding")
     kind = table.dtype if dtype is None else dtype
@@ -340,11 +394,28 @@ def kernel(
     *,
     rounded: bool = False,
 ) -> str:
-    """Name the kernel that multiplies ``m`` rows of ``dtype`` with an ``(n, k)`` weight of ``format`` on a device.
+    """Name the kernel that multiplies ``m`` rows of ``dtype`` with an ``(n, k)`` weight on a device.
 
-    With ``input_format``: the kernel of :func:`integer_linear`, or if ``rounded`` of :func:`rounded_linear`.
-    ``device``: the CPU of this machine, or CUDA: its first GPU, or where there is none, any. Raises FormatError and
-    DTypeError as the product does.
+    Args:
+        format: format of the weight.
+        m: rows of the input.
+        n: rows of the weight, outputs.
+        k: columns of both.
+        dtype: of the input, float32, float16 or bfloat16.
+        input_format: format of the input, for :func:`integer_linear`, or with ``rounded`` for :func:`rounded_linear`.
+        device: the CPU of this machine, or CUDA: its first GPU, or where there is none, any.
+        rounded: name the kernel of :func:`rounded_linear`.
+
+    Returns:
+        The name.
+
+    Raises:
+        FormatError: as the product.
+        DTypeError: as the product.
+
+    Example:
+        >>> octavo.linear.kernel("int8:channel", 1, 4096, 4096, torch.float32, "int8:channel")  # of this processor
+        '...'
     """
     if dtype not in FLOATS:
         raise DTypeError(f"kernel for {dtype}; accepted are float32, float16, bfloat16")

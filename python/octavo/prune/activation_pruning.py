@@ -42,19 +42,37 @@ def prune_activations(
     inplace: bool = False,
     progress: bool | Progress = True,
 ) -> nn.Module:
-    """Return the model with the share ``sparsity`` of each target's inputs set to 0: the smallest, or random ones.
+    """Return the model with a share of each target's inputs set to 0, the smallest or random ones.
 
-    This holds in training and in evaluation mode.
+    This holds in training and in evaluation mode. Weights do not change. :func:`restore_activations` removes the
+    thresholds. Model folders and the engine do not store them. :func:`activation_report` measures shares and time.
 
-    ``method`` ``calibrated``: a fixed threshold of ``abs(x)`` from ``calibration`` batches, measured without pruning
-    (within the error of :func:`octavo.graph.tensor_statistics`); on other data the share is approximate. ``quantile``:
-    needs no data and meets the share exactly except for ties, at the cost of a selection in every forward pass.
-    ``random``: needs no data; in training other elements for every batch, in evaluation those that ``seed`` draws.
-    ``targets``: selectors of a recipe; None: every linear and convolutional layer. Weights do not change.
-    :func:`restore_activations` removes the thresholds. Model folders and the engine do not store them.
-    :func:`activation_report` measures shares and time.
+    Args:
+        model: the model.
+        sparsity: share of the inputs, 0 to below 1.
+        method: ``calibrated``: a fixed threshold of ``abs(x)``, measured on ``calibration`` without pruning (within the
+            error of :func:`octavo.graph.tensor_statistics`); on other data the share is approximate. ``quantile``:
+            meets the share exactly except for ties, at the cost of a selection in every forward pass. ``random``: in
+            training other elements for every batch, in evaluation those that ``seed`` draws.
+        targets: selectors of a recipe; default: every linear and convolutional layer.
+        calibration: batches, as :func:`octavo.quantize_model` takes them; ``calibrated`` alone needs them.
+        samples: most samples of ``calibration``; None for all.
+        seed: of ``random``.
+        inplace: change ``model`` itself; else a copy.
+        progress: a bar on a terminal; or a function of stage, done and total.
 
-    Raises ModelError for invalid options, CalibrationError for missing data and for data that does not reach a layer.
+    Returns:
+        The model.
+
+    Raises:
+        ModelError: for invalid options.
+        CalibrationError: for missing data, and data that does not reach a layer.
+
+    Example:
+        >>> model = octavo.prune.prune_activations(nn.Sequential(nn.Linear(4, 4, bias=False)), 0.5, method="quantile")
+        >>> _ = nn.init.eye_(model[0].weight)
+        >>> model(torch.tensor([[1.0, -4.0, 3.0, -2.0]]))
+        tensor([[ 0., -4.,  3.,  0.]], grad_fn=...)
     """
     if method not in METHODS:
         raise ModelError(f"unknown method {method!r}; accepted are {', '.join(METHODS)}")
@@ -80,7 +98,11 @@ def prune_activations(
 
 @checks_arguments
 def restore_activations(model: nn.Module) -> None:
-    """Remove the thresholds of :func:`prune_activations` from a model, in place."""
+    """Remove the thresholds of :func:`prune_activations` from a model, in place.
+
+    Args:
+        model: any model.
+    """
     for _, layer, own in list(input_thresholds(model)):
         own.detach(layer)
 
@@ -112,10 +134,21 @@ def _thresholds(model: nn.Module, paths: list[str], share: float, batches: Batch
 
 @checks_arguments
 def activation_report(model: nn.Module, batches: Iterable[Any], *, repeats: int = 5) -> Report:
-    """Return for each layer with a threshold the share of zeros in its inputs before and after, over ``batches``.
+    """Return for each layer with a threshold the share of zeros in its inputs, before and after.
 
     The last row is the model: the median milliseconds of a pass over the batches with and without thresholds, after one
-    warm-up pass each. Zero activations alone save no time. Raises ModelError if no layer has a threshold.
+    warm-up pass each. Zero activations alone save no time.
+
+    Args:
+        model: of :func:`prune_activations`.
+        batches: data to measure on.
+        repeats: passes that are timed.
+
+    Returns:
+        A report of rows.
+
+    Raises:
+        ModelError: if no layer has a threshold.
     """
     if repeats < 1:
         raise ModelError(f"repeats is {repeats}; accepted are whole numbers of at least 1")

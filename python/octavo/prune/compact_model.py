@@ -52,18 +52,24 @@ def compact_model(model: nn.Module, inputs: Any = None, *, inplace: bool = False
     :func:`fold_model` make them, or if all of its producers are zero: its contribution is then constant and is added to
     the next bias. The same number of query heads is removed from each set that shares keys and values. At least one
     head and one neuron of a layer remain. A layer whose branches all end in zeros is removed if it is then the
-    identity.
-
-    Masks are folded: remaining zeros are plain weights.
+    identity. Masks are folded: remaining zeros are plain weights.
 
     The output equals that of the model before, within 1e-5 of the largest number in float32 and 1e-10 in float64. The
     model keeps its class. Its sizes are stored with its configuration, and :func:`octavo.save_model`,
     :func:`octavo.load_model` and all commands use them.
 
-    ``inputs``: as for :func:`octavo.graph.capture`; None: example inputs. ``inplace=False``: work on a copy.
+    Args:
+        model: float, pruned.
+        inputs: as for :func:`octavo.graph.capture`; default: example inputs.
+        inplace: change ``model`` itself; else a copy.
 
-    Raises DTypeError for an argument that is no module, ModelError for a model that is quantized, packed or has
-    adapters, whose structure is unknown, or whose class cannot run with other sizes.
+    Returns:
+        The smaller model, and the report.
+
+    Raises:
+        DTypeError: for an argument that is no module.
+        ModelError: for a model that is quantized, packed or has adapters, whose structure is unknown, or whose class
+            cannot run with other sizes.
     """
     refuse_meta(model, "compact_model")
     _refuse_layers(model)

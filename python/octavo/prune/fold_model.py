@@ -16,8 +16,24 @@ def fold_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """Return the model with its pruned weights as plain zeros, without masks, hooks or scores.
 
     The state dict has the names it had before pruning, and forward passes run the same operators as then. Training
-    changes the zeros again. ``inplace=False`` works on a copy. Raises DTypeError for an argument that is no module,
-    ModelError for a model without masks.
+    changes the zeros again.
+
+    Args:
+        model: with masks.
+        inplace: change ``model`` itself; else a copy.
+
+    Returns:
+        The model.
+
+    Raises:
+        DTypeError: for an argument that is no module.
+        ModelError: for a model without masks.
+
+    Example:
+        >>> model = octavo.prune_model(nn.Sequential(nn.Linear(64, 64)), 0.5)
+        >>> folded = octavo.prune.fold_model(model)
+        >>> len(list(folded.buffers())), int((folded[0].weight == 0).sum())
+        (0, 2048)
     """
     if next(masked_layers(model), None) is None:
         raise ModelError(f"{type(model).__name__}: no layer has masks; octavo.prune_model makes them")

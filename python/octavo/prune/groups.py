@@ -40,7 +40,17 @@ class Slice:
 
     @checks_arguments
     def of(self, tensor: Tensor) -> Tensor:
-        """Return a copy of the slice of a tensor of the parameter's shape. Raises ShapeError for another shape."""
+        """Return a copy of the slice of a tensor.
+
+        Args:
+            tensor: of the parameter's shape.
+
+        Returns:
+            The copy.
+
+        Raises:
+            ShapeError: for another shape.
+        """
         last = int(self.indices.max()) if len(self.indices) else -1
         if tensor.ndim <= self.dim or tensor.shape[self.dim] <= last:
             shape = tuple(tensor.shape)
@@ -70,7 +80,14 @@ class Place:
 
     @checks_arguments
     def slice(self, unit: int) -> Slice:
-        """Return the slice of one unit."""
+        """Return the slice of one unit.
+
+        Args:
+            unit: number of the unit.
+
+        Returns:
+            The slice.
+        """
         return Slice(self.name, self.dim, self.indices[unit])
 
 
@@ -132,12 +149,20 @@ def groups(
 ) -> list[Group]:
     """Return the dependency groups of a model, in the order in which the model runs, layers last.
 
-    ``inputs``: as for :func:`octavo.graph.capture`; None: example inputs from the signature of ``forward``.
-    ``query_heads``: if several query heads share a key and value head, a unit is one query head; by default a unit is
-    the key and value head with all of its query heads.
+    A group is returned only if the graph shows that its units are independent.
 
-    A group is returned only if the graph shows that its units are independent. Raises ModelError if there is no group
-    of these kinds, with the reasons, and if the model cannot be captured.
+    Args:
+        model: the model; it is not run on data.
+        inputs: as for :func:`octavo.graph.capture`; default: example inputs from the signature of ``forward``.
+        kinds: kinds of units to return.
+        query_heads: with several query heads for a key and value head, a unit is one query head; by default the key and
+            value head with all of its query heads.
+
+    Returns:
+        The groups.
+
+    Raises:
+        ModelError: for a model without a group of these kinds, with the reasons, or that cannot be captured.
     """
     dependencies = structure(model, inputs, query_heads=query_heads)
     if not kinds:
@@ -154,7 +179,19 @@ def groups(
 
 @checks_arguments
 def structure(model: nn.Module, inputs: Any = None, *, query_heads: bool = False) -> Structure:
-    """Return all dependency groups of a model, and refused modules. Raises ModelError if it cannot be captured."""
+    """Return all dependency groups of a model, and refused modules.
+
+    Args:
+        model: the model; it is not run on data.
+        inputs: as for :func:`groups`.
+        query_heads: as for :func:`groups`.
+
+    Returns:
+        The groups, and the reasons for modules without one.
+
+    Raises:
+        ModelError: for a model that cannot be captured.
+    """
     graph = fixed_graph(model, example_inputs(model) if inputs is None else inputs)
     flow = Flow(graph, apart=frozenset(selected_biases(model)))
     all_groups, refused = _read(flow, query_heads)

@@ -139,9 +139,27 @@ def prune_model(
 def callback(model: nn.Module) -> Pruning:
     """Return the callback of :func:`octavo.train.train` that prunes ``model`` in training.
 
-    In a custom loop, call ``callback(model)(model, step)`` before update ``step``, from 0, and for taylor and movement
-    ``.gradients(model, step)`` between backward and the optimizer's step. Raises ModelError for a model without a
-    schedule.
+    In a custom loop, call ``callback(model)(model, step)`` before update ``step``, from 0, and for ``taylor`` and
+    ``movement`` ``.gradients(model, step)`` between backward and the optimizer's step.
+
+    Args:
+        model: of :func:`octavo.prune_model` with a schedule.
+
+    Returns:
+        The callback.
+
+    Raises:
+        ModelError: for a model without a schedule.
+
+    Example:
+        >>> schedule = octavo.prune.Cubic(steps=4)
+        >>> model = octavo.prune_model(nn.Sequential(nn.Linear(64, 64)), 0.9, schedule=schedule)
+        >>> prune, shares = octavo.prune.callback(model), []
+        >>> for step in range(5):
+        ...     prune(model, step)
+        ...     shares.append(round(octavo.prune.report(model).sparsity, 2))
+        >>> shares
+        [0.0, 0.52, 0.79, 0.89, 0.9]
     """
     pruning = vars(model).get(_NOTE)
     if not isinstance(pruning, Pruning) or pruning.schedule is None:
@@ -189,7 +207,18 @@ class Pruning:
 
     @checks_arguments
     def units(self, model: nn.Module) -> list[Units]:
-        """Return the units of every target. Raises as :func:`prune_model` before anything is changed."""
+        """Return the units of every target.
+
+        Args:
+            model: the model to prune.
+
+        Returns:
+            Units by tensor or structure.
+
+        Raises:
+            ModelError: as :func:`prune_model`, before anything is changed.
+            FormatError: as :func:`prune_model`, before anything is changed.
+        """
         layers = selected_layers(model, self.targets, self.sparsity)
         units: Sequence[Units]
         if self._kind.is_structure:
@@ -203,7 +232,12 @@ class Pruning:
 
     @checks_arguments
     def begin(self, model: nn.Module, units: list[Units]) -> None:
-        """Create the mask of every target, and buffers for scores that are accumulated in training."""
+        """Create the mask of every target, and buffers for scores that are accumulated in training.
+
+        Args:
+            model: the model to prune.
+            units: of :meth:`units`.
+        """
         for one in units:
             for path, name in one.places:
                 layer = model.get_submodule(path)
@@ -227,7 +261,12 @@ class Pruning:
 
     @checks_arguments
     def gradients(self, model: nn.Module, step: int) -> None:
-        """Accumulate scores from the gradients of update ``step``, before the optimizer uses them."""
+        """Accumulate scores from the gradients of an update, before the optimizer uses them.
+
+        Args:
+            model: the model to prune.
+            step: number of the update, from 0.
+        """
         if self.criterion not in GATHERED or self.schedule is None or step >= self.schedule.last:
             return
         products = gathered_products(model)
@@ -240,7 +279,19 @@ class Pruning:
 
     @checks_arguments
     def prune(self, model: nn.Module, units: list[Units], show: Stages, step: int | None = None) -> None:
-        """Write the masks of the options; with a schedule, those of ``step``."""
+        """Write the masks of the options; with a schedule, those of a step.
+
+        Args:
+            model: the model to prune.
+            units: of :meth:`units`.
+            show: where progress is shown.
+            step: number of the update, from 0.
+
+        Raises:
+            ModelError: for a step at which the schedule prunes nothing.
+            CalibrationError: as :func:`prune_model`.
+            NonFiniteError: as :func:`prune_model`.
+        """
         with torch.no_grad():
             ranked = self._ranked(model, units, show, step)
             chosen = self._chosen(units, ranked)

@@ -10,9 +10,23 @@ from octavo.storage.arguments import check_fields, checks_arguments
 
 @dataclass(frozen=True)
 class Cubic:
-    """s(t) = final + (initial - final) (1 - (t - start) / steps)^3, updated every ``every`` steps and at the last step.
+    """Sparsity that rises fast at first: s(t) = final + (initial - final) (1 - (t - start) / steps)^3.
 
-    Source: Zhu and Gupta, 2017 (https://arxiv.org/abs/1710.01878), equation 1.
+    Source: Zhu and Gupta 2017 (https://arxiv.org/abs/1710.01878), equation 1.
+
+    Args:
+        steps: updates from ``start`` to the final sparsity.
+        every: updates between two prunings; the last step prunes, too.
+        start: first update that prunes.
+        initial: sparsity at ``start``.
+
+    Raises:
+        ModelError: for values outside these ranges.
+
+    Example:
+        >>> cubic = octavo.prune.Cubic(steps=100, every=25)
+        >>> [cubic.share(step, final=0.8) for step in (0, 1, 25, 50, 100)]
+        [0.0, None, 0.4625, 0.7..., 0.8]
     """
 
     steps: int
@@ -34,7 +48,15 @@ class Cubic:
 
     @checks_arguments
     def share(self, step: int, final: float) -> float | None:
-        """Return the sparsity that ``step`` brings, None where it changes nothing."""
+        """Return the sparsity that a step brings.
+
+        Args:
+            step: number of the update, from 0.
+            final: sparsity at the end.
+
+        Returns:
+            A share; None where the step changes nothing.
+        """
         since = step - self.start
         if since < 0 or since > self.steps or (since % self.every and since != self.steps):
             return None
@@ -43,9 +65,23 @@ class Cubic:
 
 @dataclass(frozen=True)
 class Iterative:
-    """Rounds of pruning and training: each prunes the same share of the remaining weights, ``every`` updates apart.
+    """Rounds of pruning and training; each prunes the same share of the remaining weights: s_i = 1 - (1 - final)^(i /
+    rounds).
 
-    s_i = 1 - (1 - final)^(i / rounds). Source: Frankle and Carbin, 2018 (https://arxiv.org/abs/1803.03635), section 2.
+    Source: Frankle and Carbin 2018 (https://arxiv.org/abs/1803.03635), section 2.
+
+    Args:
+        rounds: number of rounds.
+        every: updates between two rounds.
+        start: update of the first round.
+
+    Raises:
+        ModelError: for values outside these ranges.
+
+    Example:
+        >>> rounds = octavo.prune.Iterative(rounds=3, every=100)
+        >>> [round(rounds.share(step, final=0.875), 3) for step in (0, 100, 200)]
+        [0.5, 0.75, 0.875]
     """
 
     rounds: int
@@ -64,7 +100,15 @@ class Iterative:
 
     @checks_arguments
     def share(self, step: int, final: float) -> float | None:
-        """Return the sparsity that ``step`` brings, None where it changes nothing."""
+        """Return the sparsity that a step brings.
+
+        Args:
+            step: number of the update, from 0.
+            final: sparsity at the end.
+
+        Returns:
+            A share; None where the step changes nothing.
+        """
         number, rest = divmod(step - self.start, self.every)
         if rest or not 0 <= number < self.rounds:
             return None

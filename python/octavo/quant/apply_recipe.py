@@ -141,8 +141,26 @@ def _is_quantized(model: nn.Module) -> bool:
 def prepare_model(model: nn.Module, recipe: Any, *, inplace: bool = False) -> nn.Module:
     """Return ``model`` with quantized layers that have no scales yet, for ``load_state_dict`` of a quantized model.
 
-    Arguments and errors are those of :func:`quantize_model`. Calling the model before scales are loaded raises
-    CalibrationError where the recipe names a calibration.
+    Calling the model before scales are loaded raises CalibrationError where the recipe names a calibration.
+
+    Args:
+        model: a float model.
+        recipe: as for :func:`quantize_model`.
+        inplace: replace layers in ``model`` itself; else in a deep copy of it.
+
+    Returns:
+        The model.
+
+    Raises:
+        FormatError: as :func:`quantize_model`.
+        DTypeError: as :func:`quantize_model`.
+
+    Example:
+        >>> model, batches = nn.Sequential(nn.Linear(8, 8)), [torch.randn(4, 8)]
+        >>> quantized = octavo.quantize_model(model, "int8 input=int8@mse", calibration=batches)
+        >>> again = octavo.quant.prepare_model(model, "int8 input=int8@mse")
+        >>> again.load_state_dict(quantized.state_dict())
+        <All keys matched successfully>
     """
     plan = plan_of(model, recipe)
     return Replacement(model if inplace else deep_copy(model), plan).apply()
@@ -275,12 +293,20 @@ def _learn(quantizer: Quantizer) -> None:
 
 @checks_arguments
 def freeze_scales(model: nn.Module) -> nn.Module:
-    """Fix every weight's scales as they are now and end the learning of learned ones; return ``model``.
+    """Fix every weight's scales as they are now, and end the learning of learned ones.
 
     For the last tenth of quantization-aware training: weights then settle on a grid that stands still. Scales of
-    activations that are chosen at run time stay so. Under DistributedDataParallel, wrap the model again afterwards:
-    it expects a gradient of everything that had one. Raises NonFiniteError for a weight with NaN or infinity; the model
-    is then as it was.
+    activations that are chosen at run time stay so. Under DistributedDataParallel, wrap the model again afterwards: it
+    expects a gradient of everything that had one. After an error the model is as it was.
+
+    Args:
+        model: simulated; it is changed in place.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        NonFiniteError: for a weight with NaN or infinity.
     """
     chosen = []
     for module in model.modules():

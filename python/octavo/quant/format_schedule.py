@@ -21,17 +21,29 @@ ROLES = ("weight", "input", "output")
 
 
 class FormatSchedule:
-    """Formats by step: ``FormatSchedule({0: "int8", 500: "int6", 1000: "int4:g32"})``.
+    """Formats by training step.
 
     From each step on, the quantizers of ``roles`` in every quantized layer round to that format; a role that a layer
-    keeps in float stays so. Steps count from 0; before the first of them nothing changes. Formats are texts such as
-    ``int4:g32`` or ``int4:g32@mse``, then chosen from the weight as it is at that step. A fixed scale of an activation
-    goes on to cover the range it covered, and learned scales stay the Parameter they were.
+    keeps in float stays so. Before the first of the steps nothing changes. A fixed scale of an activation goes on to
+    cover the range it covered, and learned scales stay the Parameter they were.
 
-    ``octavo.train.train(..., callbacks=[schedule])`` calls it before every update; by hand, ``schedule.step(model)``
-    before every update counts them itself. It looks at the step and at the model alone: a run that goes on from a
-    checkpoint goes on as if it had never stopped. Raises FormatError for an unknown format, and where learned scales
-    would have to change their number; ModelError for a model without such quantizers.
+    ``octavo.train.train(..., callbacks=[schedule])`` calls it before every update. In a loop of your own, call
+    ``schedule.step(model)`` before every update. It looks at the step and at the model alone: a run that goes on from a
+    checkpoint equals one that never stopped.
+
+    Args:
+        formats: format by step, from 0; texts such as ``int4:g32`` or ``int4:g32@mse``. Calibrations choose from the
+            weight as it is at that step.
+        roles: ``weight``, ``input``, ``output`` and ``bias``.
+
+    Raises:
+        FormatError: for an unknown format, and where learned scales would have to change their number.
+        ModelError: when it is called, for a model without such quantizers.
+
+    Example:
+        >>> schedule = octavo.quant.FormatSchedule({0: "int8", 500: "int6", 1000: "int4:g32"})
+        >>> [str(schedule.at(step)) for step in (0, 499, 500, 2000)]
+        ['int8', 'int8', 'int6', 'int4:g32']
     """
 
     @checks_arguments
@@ -54,13 +66,28 @@ class FormatSchedule:
 
     @checks_arguments
     def at(self, step: int) -> Spec | None:
-        """Return the format of a step; None before the first."""
+        """Return the format of a step.
+
+        Args:
+            step: number of the update, from 0.
+
+        Returns:
+            The format; None before the first.
+        """
         reached = [start for start in self._specs if start <= step]
         return self._specs[reached[-1]] if reached else None
 
     @checks_arguments
     def step(self, model: nn.Module) -> None:
-        """Give ``model`` the formats of the next step, beginning with step 0."""
+        """Give a model the formats of the next step, beginning with step 0.
+
+        Args:
+            model: quantized; it is changed in place.
+
+        Raises:
+            ModelError: for a model without quantizers of these roles.
+            FormatError: where learned scales would have to change their number.
+        """
         self(model, self.steps_made)
 
     def __call__(self, model: nn.Module, step: int) -> None:

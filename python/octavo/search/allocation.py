@@ -32,19 +32,32 @@ def allocate(
 ) -> Front:
     """Return the assignments of least predicted loss for every budget at once.
 
-    The predicted loss of an assignment is the sum of the losses of its groups.
+    The predicted loss of an assignment is the sum of the losses of its groups. The front is exact while the first
+    groups have at most 16,384 undominated assignments. Beyond that, the range of the cost is cut into 4,096 cells, and
+    the best assignment of each cell goes on. The result depends neither on the order of groups nor on formats that are
+    worse than others everywhere.
 
-    ``cost``: ``bytes`` on disk of the whole model, ``bitops`` of the groups' layers for one sample (multiply-adds times
-    the element bits of weight and input), the seconds of a LatencyTable, or an array ``[groups, formats]`` of any
-    additive cost. ``pins``: formats that are fixed, by the name of a group or a selector of layers. ``bounds``: upper
-    bounds, ``{"bytes": N, "bitops": N, NAME: (LatencyTable, seconds), NAME: (array, N)}``. With bounds the front is the
-    one assignment of least loss within all of them, and ``cost`` is only reported.
+    Args:
+        sensitivity: losses and bytes by group and format.
+        cost: ``bytes`` on disk of the whole model, ``bitops`` of the groups' layers for one sample (multiply-adds times
+            the element bits of weight and input), the seconds of a LatencyTable, or an array ``[groups, formats]`` of
+            any additive cost.
+        pins: formats that are fixed, by the name of a group or a selector of layers.
+        bounds: upper bounds, ``{"bytes": N, "bitops": N, NAME: (LatencyTable, seconds), NAME: (array, N)}``. With
+            bounds the front is the one assignment of least loss within all of them, and ``cost`` is only reported.
 
-    The front is exact while the first groups have at most 16,384 undominated assignments. Beyond that, the range of the
-    cost is cut into 4,096 cells, and the best assignment of each cell goes on. The result depends neither on the order
-    of groups nor on formats that are worse than others everywhere.
+    Returns:
+        The Pareto front.
 
-    Raises ConfigError for pins and bounds that name nothing or that no assignment satisfies.
+    Raises:
+        ConfigError: for pins and bounds that name nothing or that no assignment satisfies.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+        >>> sensitivity = octavo.search.measure_sensitivity(model, [torch.randn(16, 64)], ["mxint8", "mxint4"])
+        >>> front = octavo.search.allocate(sensitivity)
+        >>> front.at(bits=6).choice  # the small last layer keeps 8 bits
+        {'0': 'mxint4', '2': 'mxint8'}
     """
     pinned = _pinned(sensitivity, pins or {})
     limits = None if bounds is None else _limits(sensitivity, bounds)

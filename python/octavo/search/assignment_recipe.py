@@ -22,12 +22,27 @@ RoleFormats = tuple[str | None, ...]  # the format text of each role, in the ord
 
 @checks_arguments
 def to_recipe(point: Point | Mapping[str, str], sensitivity: Sensitivity) -> Recipe:
-    """Return the recipe that gives each group of layers its format of ``point``: a Point, or format texts by group.
+    """Return the recipe that gives each group of layers its format.
 
     The first rule is for all layers, if most share one format. Then follows a rule for each set of layers whose paths
     differ only in numbers, such as ``encoder.layer.*.output.dense``, then a rule for each exception by name. Groups
-    with ``keep``, and layers that were excluded from the search, are not quantized. Raises ConfigError for a choice
-    that lacks a group or names an unknown one.
+    with ``keep``, and layers that were excluded from the search, are not quantized.
+
+    Args:
+        point: a Point, or format texts by group.
+        sensitivity: of the same model.
+
+    Returns:
+        The recipe.
+
+    Raises:
+        ConfigError: for a choice that lacks a group or names an unknown one.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+        >>> sensitivity = octavo.search.measure_sensitivity(model, [torch.randn(16, 64)], ["mxint8", "mxint4"])
+        >>> print(octavo.search.to_recipe({"0": "mxint4", "2": "mxint8"}, sensitivity))
+        0 mxint4; 2 mxint8
     """
     choice = point.choice if isinstance(point, Point) else point
     wanted = _wanted(choice, sensitivity)

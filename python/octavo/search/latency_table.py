@@ -43,7 +43,15 @@ class LatencyTable:
 
     @checks_arguments
     def predict(self, choice: Mapping[str, str], sensitivity: Sensitivity) -> float:
-        """Return the seconds of an assignment: the sum over its groups, and the rest."""
+        """Return the seconds of an assignment: the sum over its groups, and the rest.
+
+        Args:
+            choice: format text of each group by its name.
+            sensitivity: of the same model.
+
+        Returns:
+            Seconds of one call.
+        """
         for group in sensitivity.groups:
             if choice.get(group.name) not in sensitivity.formats:
                 problem = f"choice gives {group.name!r} the format {shown(choice.get(group.name))}"

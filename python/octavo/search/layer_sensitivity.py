@@ -91,12 +91,26 @@ class Sensitivity:
 
     @checks_arguments
     def bits(self, nbytes: int) -> float:
-        """Return ``nbytes`` as bits per parameter of the model."""
+        """Return a number of bytes as bits for each parameter of the model.
+
+        Args:
+            nbytes: bytes of all tensors.
+
+        Returns:
+            Bits.
+        """
         return 8 * nbytes / self.parameters
 
     @checks_arguments
     def agreement(self, other: Sensitivity) -> float:
-        """Return the rank correlation of the losses of the groups and formats in both, without ``keep``."""
+        """Return the rank correlation of the losses with those of another measurement, without ``keep``.
+
+        Args:
+            other: of groups and formats in common.
+
+        Returns:
+            Spearman's coefficient, -1 to 1.
+        """
         rows = {group.name: row for row, group in enumerate(other.groups)}
         columns = {text: column for column, text in enumerate(other.formats)}
         pairs = [
@@ -110,7 +124,11 @@ class Sensitivity:
     # --- written forms ----------------------------------------------------------------------------------------------
 
     def heat_map(self) -> dict[str, Any]:
-        """Return ``{"rows": [...], "columns": [...], "values": [[...]]}``: losses by group and format, None for NaN."""
+        """Return losses by group and format, as plain values.
+
+        Returns:
+            ``{"rows": [...], "columns": [...], "values": [[...]]}``, None for NaN.
+        """
         return {
             "rows": [group.name for group in self.groups],
             "columns": list(self.formats[:-1]),
@@ -118,7 +136,11 @@ class Sensitivity:
         }
 
     def to_table(self) -> Table:
-        """Return one row for each group, one column for each format: the loss."""
+        """Return the losses, one row for each group, one column for each format.
+
+        Returns:
+            A table of rich.
+        """
         from octavo.display.console import table
 
         rows = table("group", ">elements", *(f">{text}" for text in self.formats[:-1]))
@@ -134,7 +156,11 @@ class Sensitivity:
         return "\n".join([plain_text(self.to_table()), *self.notes])
 
     def to_json(self) -> str:
-        """Return everything as JSON: :meth:`from_json` reads it."""
+        """Return everything as JSON, for :meth:`from_json`.
+
+        Returns:
+            A text.
+        """
         arrays = {
             "groups": [asdict(group) for group in self.groups],
             "formats": list(self.formats),
@@ -147,7 +173,17 @@ class Sensitivity:
     @classmethod
     @checks_arguments
     def from_json(cls, text: str) -> Sensitivity:
-        """Read what :meth:`to_json` wrote. Raises DataError for anything else."""
+        """Read the text that :meth:`to_json` returned.
+
+        Args:
+            text: JSON.
+
+        Returns:
+            The sensitivity.
+
+        Raises:
+            DataError: for anything else.
+        """
         if not isinstance(text, str):
             raise DataError(f"sensitivity: JSON is a text, got {type(text).__name__}")
         table = parse_json(text, "sensitivity", error=DataError)

@@ -59,24 +59,45 @@ def measure_sensitivity(
 ) -> Sensitivity:
     """Return the loss and the bytes of every group of layers of a float model in every format.
 
-    One group is rounded at a time, and the outputs are compared with those of the float model: relative entropy of
-    scores (``kl``), or 1 - cosine of embeddings (``cosine``). ``divergence`` chooses another measure. ``output``: a
-    function of the model's output and the batch that returns the vectors to compare, ``[rows, channels]``.
-    ``batches``: as for :func:`octavo.quantize_model`, ``samples`` of them. ``formats``: as recipes write them,
-    ``int4:g32@mse``; ``keep`` is always added. ``roles``: ``weight``, ``input`` or both. Layers that read one tensor,
-    layers with one parameter, the experts of a mixture, and the layers that a selector of ``share`` names form one
-    group. ``exclude``: selectors of layers that are not quantized. ``method`` ``fisher``: an estimate from one backward
-    pass per batch, instead of a forward pass for each group and format.
+    One group is rounded at a time, and the outputs are compared with those of the float model. Layers that read one
+    tensor, layers with one parameter, the experts of a mixture, and the layers that a selector of ``share`` names form
+    one group. Only the modules after the changed layer run; ``notes`` of the result say where that was not possible.
+    The model is never written: a copy of its modules, which shares the memory of its parameters, is measured.
 
-    Only the modules after the changed layer run; ``notes`` of the result say where that was not possible. ``workers``:
-    number of processes that measure, forks of this one with a thread each; for models on the CPU. ``journal``: a
-    folder, or an open Journal, with results that are not measured again, also after ``kill -9``. ``subject``: a text
-    that names the model, the data and ``output`` in the journal. Without it they are identified by content, and an
-    IdentityWarning names parts that cannot be digested. The model is never written: a copy of its modules, which shares
-    the memory of its parameters, is measured.
+    Args:
+        model: a float model.
+        batches: as for :func:`octavo.quantize_model`.
+        formats: as recipes write them, ``int4:g32@mse``; ``keep`` is always added.
+        roles: ``weight``, ``input`` or both.
+        share: selectors of layers that form one group.
+        exclude: selectors of layers that are not quantized.
+        method: ``divergence``; or ``fisher``, an estimate from one backward pass per batch, instead of a forward pass
+            for each group and format.
+        output: function of the model's output and the batch that returns the vectors to compare, ``[rows, channels]``.
+        divergence: ``kl``, relative entropy of scores; ``cosine``, 1 - cosine of embeddings; or ``mse``. Default: by
+            the model's outputs.
+        samples: most samples of ``batches``; None for all.
+        workers: processes that measure, forks of this one with a thread each; for models on the CPU.
+        journal: a folder, or an open Journal, with results that are not measured again, also after ``kill -9``.
+        subject: a text that names the model, the data and ``output`` in the journal. Without it they are identified by
+            content, and an IdentityWarning names parts that cannot be digested.
+        progress: a bar on a terminal; or a function of stage, done and total.
 
-    Raises ConfigError, FormatError, ModelError and DTypeError for arguments that do not fit, CalibrationError for
-    batches that the model cannot take.
+    Returns:
+        Losses and bytes, ``[groups, formats]``.
+
+    Raises:
+        ConfigError: for arguments that do not fit.
+        FormatError: for an unknown format.
+        ModelError: for a model that cannot be measured.
+        DTypeError: for another kind of object.
+        CalibrationError: for batches that the model cannot take.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+        >>> sensitivity = octavo.search.measure_sensitivity(model, [torch.randn(16, 64)], ["mxint8", "mxint4"])
+        >>> [group.name for group in sensitivity.groups], sensitivity.nbytes.tolist()
+        (['0', '2'], [[4224, 2176, 16384], [528, 272, 2048]])
     """
     specs = _specs(formats)
     for role in roles:

@@ -43,16 +43,27 @@ def measure_latency(
     table: Journal | Path | str | None = None,
     progress: bool | Report = True,
 ) -> LatencyTable:
-    """Return the seconds that each group of layers takes in each format of ``sensitivity`` on one batch.
+    """Return the seconds that each group of layers takes in each format on one batch.
 
     Every layer that ``batch`` reaches is packed separately and called on inputs of the shape it has there. Layers with
     the same class, shape and input are measured once; their formats take turns. The ``rest`` is the seconds of the
-    float model minus those of its layers. ``table``: a folder, or an open Journal, which stores each entry with the
-    machine that it was measured on. An interrupted call continues there, and other models reuse entries of equal
-    shapes.
+    float model minus those of its layers. The result is a prediction: a layer alone finds other cache contents than a
+    layer in a model.
 
-    The result is a prediction: a layer alone finds other cache contents than a layer in a model. Raises ConfigError for
-    a sensitivity of inputs or of another model, CalibrationError for a batch that the model cannot take.
+    Args:
+        model: the float model of ``sensitivity``.
+        batch: one batch, as :func:`octavo.quantize_model` takes them.
+        sensitivity: of weights.
+        table: a folder, or an open Journal, which stores each entry with the machine that it was measured on. An
+            interrupted call continues there, and other models reuse entries of equal shapes.
+        progress: a bar on a terminal; or a function of stage, done and total.
+
+    Returns:
+        Seconds by group and format.
+
+    Raises:
+        ConfigError: for a sensitivity of inputs or of another model.
+        CalibrationError: for a batch that the model cannot take.
     """
     if any(group.role != "weight" for group in sensitivity.groups):
         raise ConfigError("latencies are of weights in formats; give a sensitivity of roles=('weight',)")

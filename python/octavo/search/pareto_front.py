@@ -101,10 +101,19 @@ class Front:
         loss: float | None = None,
         cost: float | None = None,
     ) -> Point:
-        """Return the point of least loss within ``nbytes``, ``bits`` or ``cost``, or the cheapest within ``loss``.
+        """Return the point of least loss within a cost, or the cheapest within a loss; exactly one bound is given.
 
-        Raises ConfigError unless exactly one bound is given, and for a bound that no point satisfies; the message has
-        the least possible value.
+        Args:
+            nbytes: bytes of all tensors of the model.
+            bits: the same for each parameter.
+            loss: predicted loss.
+            cost: in the unit of the front.
+
+        Returns:
+            The point.
+
+        Raises:
+            ConfigError: for no bound or several, and for one that no point satisfies; says the least possible value.
         """
         budgets = {
             name: value for name, value in zip(BUDGETS, (nbytes, bits, loss, cost), strict=True) if value is not None
@@ -124,9 +133,17 @@ class Front:
 
     @checks_arguments
     def spread(self, count: int = 10, *, bits: tuple[float, float] | None = None) -> tuple[Point, ...]:
-        """Return up to ``count`` different points, evenly apart in the logarithm of their bytes.
+        """Return different points, evenly apart in the logarithm of their bytes.
 
-        ``bits``: the range, ``(low, high)``; None: the whole front. Raises ConfigError if no point is in the range.
+        Args:
+            count: most points.
+            bits: range of bits for each parameter, ``(low, high)``; default: the whole front.
+
+        Returns:
+            The points, by rising cost.
+
+        Raises:
+            ConfigError: if no point is in the range.
         """
         low, high = (float(self.bits.min()), float(self.bits.max())) if bits is None else bits
         inside = np.flatnonzero((self.bits >= low) & (self.bits <= high))
@@ -143,9 +160,15 @@ class Front:
 
     @checks_arguments
     def knee_points(self, count: int = 3) -> tuple[Point, ...]:
-        """Return up to ``count`` points after which more bytes buy less, one in each of ``count`` ranges of bytes.
+        """Return points after which more bytes buy less, one in each of ``count`` ranges of bytes.
 
         The knee of a range is the point furthest below the line from its first to its last point, on logarithmic axes.
+
+        Args:
+            count: most points.
+
+        Returns:
+            The points, by rising cost.
         """
         if count < 1:
             raise ConfigError(f"count is {count}; accepted are whole numbers of at least 1")
@@ -165,7 +188,14 @@ class Front:
 
     @checks_arguments
     def to_table(self, count: int = 12) -> Table:
-        """Return ``count`` points as rows: bits, bytes, predicted loss, and the share of parameters in each format."""
+        """Return points as rows: bits, bytes, predicted loss, and the share of parameters in each format.
+
+        Args:
+            count: number of rows.
+
+        Returns:
+            A table of rich.
+        """
         from octavo.display.console import table
         from octavo.display.numbers import size
 
@@ -176,7 +206,14 @@ class Front:
 
     @checks_arguments
     def mix(self, point: Point) -> str:
-        """Return the share of the parameters in each format at a point, the largest first."""
+        """Return the share of the parameters in each format at a point.
+
+        Args:
+            point: of this front.
+
+        Returns:
+            A text, the largest share first.
+        """
         shares: dict[str, int] = {}
         for group in self.sensitivity.groups:
             shares[point.choice[group.name]] = shares.get(point.choice[group.name], 0) + group.elements
@@ -189,7 +226,14 @@ class Front:
 
     @checks_arguments
     def to_json(self, count: int | None = None) -> str:
-        """Return the points as JSON, all or ``count`` of them spread over the front."""
+        """Return the points as JSON.
+
+        Args:
+            count: most points, spread over the front; default: all.
+
+        Returns:
+            A text.
+        """
         points: Any = self.points if count is None else self.spread(count)
         return json.dumps({"unit": self.unit, "points": [asdict(point) for point in points]}, indent=1)
 

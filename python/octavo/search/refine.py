@@ -64,7 +64,11 @@ class Tuned:
     left_out: tuple[tuple[str, str], ...] = ()
 
     def to_table(self) -> Table:
-        """Return one row for each attempt."""
+        """Return one row for each attempt.
+
+        Returns:
+            A table of rich.
+        """
         from octavo.display.console import table
 
         rows = table("method", "formats", ">loss", "kept")
@@ -95,13 +99,30 @@ def tune(
 ) -> Tuned:
     """Return a float model quantized by an assignment, with the methods that beat plain rounding in the same run.
 
-    ``methods`` are tried in this order. ``gptq`` and ``hqq`` solve all weights whose format takes them; if that does
-    not help, one format after the other. ``bias`` corrects biases. A method is kept if it lowers the divergence from
-    the float model (``output`` and ``divergence`` as for :func:`measure_sensitivity`) on every fourth sample. Solvers
-    do not see these samples if there are two samples or more. Formats and bytes do not change. ``model`` is not
+    ``gptq`` and ``hqq`` solve all weights whose format takes them; if that does not help, one format after the other.
+    ``bias`` corrects biases. A method is kept if it lowers the divergence from the float model on every fourth sample.
+    Solvers do not see these samples if there are two samples or more. Formats and bytes do not change. ``model`` is not
     changed: copies are run.
 
-    Raises ConfigError for unknown methods and an assignment that does not fit, and the errors of quantize_model.
+    Args:
+        model: the float model of ``sensitivity``.
+        point: a Point, or format texts by group.
+        sensitivity: losses by group and format.
+        batches: as for :func:`octavo.quantize_model`.
+        methods: of ``gptq``, ``hqq`` and ``bias``, tried in this order.
+        output: as for :func:`measure_sensitivity`.
+        divergence: as for :func:`measure_sensitivity`.
+        samples: most samples of ``batches``; None for all.
+        progress: a bar on a terminal; or a function of stage, done and total.
+
+    Returns:
+        The quantized model, not packed, its recipe, and every attempt.
+
+    Raises:
+        ConfigError: for unknown methods and an assignment that does not fit.
+        FormatError: as :func:`octavo.quantize_model`.
+        CalibrationError: as :func:`octavo.quantize_model`.
+        NonFiniteError: as :func:`octavo.quantize_model`.
     """
     for method in methods:
         if method not in METHODS:

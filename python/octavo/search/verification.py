@@ -58,9 +58,19 @@ class Verification:
 
     @checks_arguments
     def chosen(self, *, max_loss: float | None = None, nbytes: float | None = None, bits: float | None = None) -> Point:
-        """Return the point of least measured loss within ``nbytes`` or ``bits``, or the smallest within ``max_loss``.
+        """Return the point of least measured loss within a size, or the smallest within a loss; exactly one bound is
+        given.
 
-        Raises ConfigError unless exactly one bound is given, and for a bound that no point satisfies.
+        Args:
+            max_loss: largest measured loss.
+            nbytes: bytes of all tensors of the model.
+            bits: the same for each parameter.
+
+        Returns:
+            The point.
+
+        Raises:
+            ConfigError: for no bound or several, and for one that no point satisfies.
         """
         bounds = {"max_loss": max_loss, "nbytes": nbytes, "bits": bits}
         named = {name: value for name, value in bounds.items() if value is not None}
@@ -76,7 +86,11 @@ class Verification:
         return min(inside, key=lambda row: (row.measured, row.point.nbytes)).point
 
     def to_table(self) -> Table:
-        """Return one row for each point."""
+        """Return one row for each point.
+
+        Returns:
+            A table of rich.
+        """
         from octavo.display.console import table
         from octavo.display.numbers import size
 
@@ -93,7 +107,11 @@ class Verification:
         return "\n".join([plain_text(self.to_table()), "", summary, *self.notes])
 
     def to_json(self) -> str:
-        """Return everything as JSON."""
+        """Return everything as JSON.
+
+        Returns:
+            A text.
+        """
         correlation = None if math.isnan(self.correlation) else self.correlation
         return json.dumps(
             {"correlation": correlation, "notes": self.notes, "points": [asdict(row) for row in self.rows]}, indent=1
@@ -117,14 +135,25 @@ def verify(
 ) -> Verification:
     """Return the measured losses of points of a front: each is built and evaluated, one after the other.
 
-    ``build``: the model of a point, such as ``pack_model(quantize_model(model, to_recipe(point, sensitivity)))``.
-    ``evaluate``: the loss of a model, lower is better, such as one minus accuracy. ``pairs``: called if the rank
-    correlation is below 0.8; its terms, from :func:`interaction_terms`, are added to the predictions of all points.
-    ``journal``: a folder, or an open Journal, with results that are not measured again. ``subject``: a text that names
-    model, data and evaluation in the journal. Without it both functions are identified by content, with everything that
-    they close over and read; an IdentityWarning names parts that cannot be digested.
+    Args:
+        points: of a front.
+        build: returns the model of a point, such as
+            ``pack_model(quantize_model(model, to_recipe(point, sensitivity)))``.
+        evaluate: returns the loss of a model, lower is better, such as one minus accuracy.
+        pairs: called if the rank correlation is below 0.8; its terms, from :func:`interaction_terms`, are added to the
+            predictions of all points.
+        journal: a folder, or an open Journal, with results that are not measured again.
+        subject: a text that names model, data and evaluation in the journal. Without it both functions are identified
+            by content, with everything that they close over and read; an IdentityWarning names parts that cannot be
+            digested.
+        progress: a bar on a terminal; or a function of stage, done and total.
 
-    Raises ConfigError without points, NonFiniteError for a loss that is NaN or infinite.
+    Returns:
+        Predicted and measured loss of each point.
+
+    Raises:
+        ConfigError: without points.
+        NonFiniteError: for a loss that is NaN or infinite.
     """
     chosen = list(points)
     check(chosen, list[Point], "verify: points")
@@ -184,10 +213,18 @@ class Pair:
 def interaction_terms(
     sensitivity: Sensitivity, points: Iterable[Point], together: Callable[[dict[str, str]], float]
 ) -> list[Pair]:
-    """Return the interaction terms of adjacent groups in their formats at ``points``.
+    """Return the interaction terms of adjacent groups in their formats at some points.
 
-    ``together``: returns the divergence of the model with some groups in formats, ``{group: format}``, and all others
-    float. Adjacent groups are neighbours in the sensitivity; weights and inputs are separate sequences.
+    Adjacent groups are neighbours in the sensitivity; weights and inputs are separate sequences.
+
+    Args:
+        sensitivity: losses by group and format.
+        points: of a front.
+        together: returns the divergence of the model with some groups in formats, ``{group: format}``, and all others
+            float.
+
+    Returns:
+        The terms, each pair of groups and formats once.
     """
     points = list(points)
     check(points, list[Point], "interaction_terms: points")

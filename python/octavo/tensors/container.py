@@ -89,7 +89,11 @@ class Deferred:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def tensor(self) -> Tensor:
-        """Return the tensor."""
+        """Return the tensor.
+
+        Returns:
+            A new tensor, filled.
+        """
         import torch
 
         out = torch.empty(self.shape, dtype=self.dtype)
@@ -140,16 +144,37 @@ def save(
 
 
 def dumps(tensors: Mapping[str, Storable], *, metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the bytes of the file that :func:`save` would write. Raises what it raises, but for OSErrors."""
+    """Return the bytes of the file that :func:`save` would write.
+
+    Args:
+        tensors: as for :func:`save`.
+        metadata: as for :func:`save`.
+
+    Returns:
+        A container.
+
+    Raises:
+        DTypeError: as :func:`save`.
+        ContainerError: as :func:`save`.
+    """
     data = _write(tensors, None, metadata, True)
     assert data is not None
     return data
 
 
 def digests(tensors: Mapping[str, Tensor | PackedTensor]) -> dict[str, str]:
-    """Return the digest of each tensor: XXH3, 64 bits, of the bytes that :func:`save` writes of it, as 16 hex digits.
+    """Return the digest of each tensor, of the bytes that :func:`save` writes of it.
 
-    Raises DTypeError as :func:`save`. Source: FORMATS.md section 5.
+    Source: FORMATS.md section 5.
+
+    Args:
+        tensors: by name.
+
+    Returns:
+        XXH3, 64 bits, as 16 hexadecimal digits, by name.
+
+    Raises:
+        DTypeError: as :func:`save`.
     """
     by_name = {}
     for name, tensor in tensors.items():
@@ -165,8 +190,15 @@ def digests(tensors: Mapping[str, Tensor | PackedTensor]) -> dict[str, str]:
 def verify(path: str | os.PathLike[str]) -> None:
     """Compare every tensor of a file with the digest that its metadata state under ``digests``; others pass.
 
-    Reads the whole file. Raises ContainerError naming the tensor whose bytes are others, as they are where two tensors
-    were exchanged or bytes damaged, or where the file is not valid; OSError. Source: FORMATS.md section 5.
+    Reads the whole file. Source: FORMATS.md section 5.
+
+    Args:
+        path: file to read.
+
+    Raises:
+        ContainerError: names the tensor whose bytes are others, as they are where two tensors were exchanged or bytes
+            damaged; or for an invalid file.
+        OSError: as the system gives it.
     """
     _reader(path, False).verify()
 
@@ -356,7 +388,18 @@ def _reader(path: str | os.PathLike[str], mmap: bool) -> Any:
 
 
 def loads(data: bytes) -> dict[str, Tensor | PackedTensor]:
-    """Read what :func:`dumps` returned. Raises ContainerError and DTypeError as :func:`load`."""
+    """Read the bytes that :func:`dumps` returned.
+
+    Args:
+        data: a container.
+
+    Returns:
+        Tensors by name, in the order of names.
+
+    Raises:
+        ContainerError: as :func:`load`.
+        DTypeError: as :func:`load`.
+    """
     if not isinstance(data, bytes | bytearray):
         raise DTypeError(f"data is a {type(data).__name__}; accepted are bytes")
     try:
@@ -370,7 +413,18 @@ def loads(data: bytes) -> dict[str, Tensor | PackedTensor]:
 
 
 def loads_one(data: bytes) -> Tensor | PackedTensor:
-    """Read the only tensor of what :func:`dumps` returned. Raises ContainerError also where there are others."""
+    """Read the only tensor of bytes that :func:`dumps` returned.
+
+    Args:
+        data: a container of one tensor.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        ContainerError: as :func:`load`, and for another number of tensors.
+        DTypeError: as :func:`load`.
+    """
     tensors = loads(data)
     if len(tensors) != 1:
         raise ContainerError(f"{len(tensors)} tensors; expected one")
@@ -401,7 +455,18 @@ def inspect(path: str | os.PathLike[str]) -> list[TensorEntry]:
 
 
 def metadata(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the user's metadata of a container, without the keys of Octavo. Raises what :func:`inspect` raises."""
+    """Return the user's metadata of a container, without the keys of Octavo.
+
+    Args:
+        path: file to read.
+
+    Returns:
+        Texts by key.
+
+    Raises:
+        ContainerError: for an invalid file.
+        OSError: as the system gives it.
+    """
     return _reader(path, False).metadata
 
 

@@ -34,20 +34,43 @@ def gptq(
     order: str = "natural",
     scale: str = "floor",
 ) -> Solution:
-    """Quantize a weight so that ``tr((W - Q) H (W - Q)')`` is small: what a layer's outputs lose on its inputs.
+    """Quantize a weight so that ``tr((W - Q) H (W - Q)')`` is small, the squared error of a layer's outputs on its
+    inputs.
 
-    ``weight`` W: ``[..., K]``, float32, float16 or bfloat16 on the CPU; groups run along K. ``hessian`` H: ``[K, K]``,
-    ``X'X`` of the layer's inputs ``[n, K]`` up to a factor. ``format``: any. ``damp``: share of H's mean
-    diagonal that is added to it. ``block``: columns whose errors are fed back at once; the result does not depend on
-    it but for rounding. ``order``: of the columns, ``natural`` or ``descending`` by H's diagonal.
-    ``scale``: ``floor`` or ``ceil``, the codec's rules, or ``mse``, the scale of least squared error, weighted by what
-    a column's error costs. Natural order chooses the scales of groups up to 1024 when it enters them, from the weights
-    as they are then; larger groups, rows, tensors, and any group in descending order have theirs from the start.
+    Never worse than rounding to nearest under the codec's rule: rows that would be are rounded to nearest, as are
+    columns whose input was always zero. Natural order chooses the scales of groups up to 1024 when it enters them, from
+    the weights as they are then; larger groups, rows, tensors, and any group in descending order have theirs from the
+    start. Source: Frantar et al. 2022, GPTQ, in the form of LDLQ (Chee et al. 2023, QuIP).
 
-    Never worse than rounding to nearest under the codec's rule: rows that would be, are rounded to nearest. Columns
-    whose input was always zero are. Raises ShapeError, DTypeError, FormatError for options, NonFiniteError for NaN and
-    infinities in either, DataError where H is not symmetric and positive semidefinite.
-    Source: Frantar et al. 2022, in the form of LDLQ (Chee et al. 2023).
+    Args:
+        weight: W, ``[..., K]``, float32, float16 or bfloat16 on the CPU; groups run along K.
+        hessian: H, ``[K, K]``, ``X'X`` of the layer's inputs ``[n, K]`` up to a factor.
+        format: any format.
+        damp: share of H's mean diagonal that is added to it.
+        block: columns whose errors are fed back at once; the result depends on it by rounding alone.
+        order: of the columns, ``natural`` or ``descending`` by H's diagonal.
+        scale: ``floor`` or ``ceil``, the codec's rules, or ``mse``, the scale of least squared error, weighted by the
+            cost of a column's error.
+
+    Returns:
+        The weight, every element representable, and the scales that encode it.
+
+    Raises:
+        ShapeError: for shapes that do not fit.
+        DTypeError: for another dtype, device or kind of object.
+        FormatError: for an unknown format or option.
+        NonFiniteError: for NaN and infinity in either.
+        DataError: for H that is not symmetric and positive semidefinite.
+
+    Example:
+        >>> weight, x = torch.randn(32, 64), torch.randn(512, 64) @ torch.randn(64, 64)
+        >>> solved = octavo.quant.gptq(weight, x.T @ x, "int3:g64")
+        >>> nearest = octavo.quantize(weight, "int3:g64")
+        >>> errors = [((weight - rounded) @ x.T).norm() for rounded in (nearest, solved.weight)]
+        >>> bool(errors[1] < 0.7 * errors[0])
+        True
+        >>> torch.equal(solved.encode("int3:g64").decode(), solved.weight)
+        True
     """
     fmt = Format.parse(format)
     w = checked_weight(weight, "gptq")

@@ -18,16 +18,33 @@ _MOST = 10_000  # iterations; it converges in tens
 
 
 def hqq(weight: Tensor, format: Format | str, *, iterations: int = 20, p: float = 0.7) -> Solution:
-    """Quantize a weight with the scales and zero points of least ``sum |w - q|^p``, found without calibration data.
+    """Quantize a weight with the scales and zero points of least ``sum |w - q|^p``, without calibration data.
 
-    ``weight``: ``[..., K]``, float32, float16 or bfloat16 on the CPU; groups run along K. ``format``: any. Real scales
-    (``int``, ``uint``, ``nf``, ``ternary``, ``binary``) alternate between rounding and a least-squares fit weighted by
-    ``|w - q|^(p - 2)``, at most ``iterations`` times; shared exponents, E4M3 scales and fraction bits take the best of
-    the neighbours; formats without scales are rounded to nearest. p below 2 cares less for outliers.
+    Real scales (``int``, ``uint``, ``nf``, ``ternary``, ``binary``) alternate between rounding and a least-squares fit
+    weighted by ``|w - q|^(p - 2)``; shared exponents, E4M3 scales and fraction bits take the best of the neighbours;
+    formats without scales are rounded to nearest. Never worse in that sum than rounding with the codec's own scales,
+    which it starts from. Source: Badri and Shaji 2023, HQQ.
 
-    Never worse in that sum than rounding with the codec's own scales, which it starts from. Raises FormatError for
-    ``iterations`` outside 0 to 10000 or p outside 0 < p <= 2, NonFiniteError for NaN and infinities, DTypeError,
-    ShapeError.
+    Args:
+        weight: ``[..., K]``, float32, float16 or bfloat16 on the CPU; groups run along K.
+        format: any format.
+        iterations: most rounds, 0 to 10000.
+        p: exponent, above 0, up to 2; below 2 outliers count less.
+
+    Returns:
+        The weight, every element representable, and the scales that encode it.
+
+    Raises:
+        FormatError: for an unknown format or option.
+        NonFiniteError: for NaN and infinity.
+        DTypeError: for another dtype, device or kind of object.
+        ShapeError: for a weight without dimensions.
+
+    Example:
+        >>> weight = torch.randn(32, 64)
+        >>> solved, nearest = octavo.quant.hqq(weight, "uint3:g64").weight, octavo.quantize(weight, "uint3:g64")
+        >>> bool((weight - solved).abs().pow(0.7).sum() < (weight - nearest).abs().pow(0.7).sum())
+        True
     """
     fmt = Format.parse(format)
     x = checked_weight(weight, "hqq")

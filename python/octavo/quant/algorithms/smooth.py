@@ -62,14 +62,36 @@ def smooth_model(
     """Divide the channels of norms by scales and multiply the weights that read them, in place, before quantizing.
 
     Channel k of a norm's output is divided by ``s_k = max|x_k|^strength / max|w_k|^(1 - strength)``, which leaves the
-    model's function as it is but for rounding and its activations with smaller outliers. A norm (LayerNorm, RMSNorm
-    and others with a weight per channel) is scaled where everything that reads its output is a linear layer (or the
-    packed projection of torch's MultiheadAttention) whose weight is its own: in pre-norm transformers, mostly. Others
-    are reported with the reason; in post-norm ones (BERT) the residual sum reads it too.
+    model's function as it is but for rounding and its activations with smaller outliers. A norm (LayerNorm, RMSNorm and
+    others with a weight per channel) is scaled where every reader of its output is a linear layer (or the packed
+    projection of torch's MultiheadAttention) whose weight is its own: in pre-norm transformers, mostly. Other norms are
+    reported with the reason; in post-norm ones (BERT) the residual sum reads the output, too. Source: Xiao et al. 2022,
+    SmoothQuant.
 
-    ``calibration``, ``samples``, ``progress``: as for :func:`octavo.quantize_model`; the first batch also shows who
-    reads what. ``strength``: 0 to 1. Raises FormatError for another strength, DTypeError for what is no float model,
-    CalibrationError without data, NonFiniteError where a norm gives NaN or infinity.
+    Args:
+        model: float; it is changed in place.
+        calibration: batches, as :func:`octavo.quantize_model` takes them; the first also shows who reads what.
+        strength: share of the outliers that moves to the weights, 0 to 1.
+        samples: most samples of ``calibration``; None for all.
+        progress: a bar on a terminal; or a function of stage, done and total.
+
+    Returns:
+        The scaled norms, and the reasons for the others.
+
+    Raises:
+        FormatError: for another strength.
+        DTypeError: for an object that is no float model.
+        CalibrationError: without data.
+        NonFiniteError: where a norm gives NaN or infinity.
+
+    Example:
+        >>> model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))
+        >>> _ = model[0].weight.data[3].mul_(50)  # an outlier channel
+        >>> batch = torch.randn(64, 8)
+        >>> before = model[0](batch).abs().max()
+        >>> smoothing = octavo.quant.smooth_model(model, [batch])
+        >>> bool(model[0](batch).abs().max() < before / 5)
+        True
     """
     refuse_meta(model, "smooth_model")
     if not (isinstance(strength, int | float) and 0 <= strength <= 1):

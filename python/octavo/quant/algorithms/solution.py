@@ -31,13 +31,31 @@ class Solution(NamedTuple):
 
     @checks_arguments
     def encode(self, format: Format | str) -> PackedTensor:
-        """Return the codes, which decode to ``weight`` bit for bit."""
+        """Return the codes, which decode to ``weight`` bit for bit.
+
+        Args:
+            format: the format that the weight was solved for.
+
+        Returns:
+            The packed weight.
+
+        Raises:
+            FormatError: for another format.
+            ShapeError: for parts that do not fit.
+        """
         return encode(self.weight, format, scales=self.scales, zeros=self.zeros, levels=self.levels)
 
     @classmethod
     @checks_arguments
     def of(cls, packed: PackedTensor) -> Solution:
-        """Return the values and parts of a PackedTensor."""
+        """Return the values and parts of a packed tensor.
+
+        Args:
+            packed: any.
+
+        Returns:
+            The solution.
+        """
         core = packed.format.core
         return cls(
             packed.decode(),
