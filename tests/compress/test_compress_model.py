@@ -25,6 +25,7 @@ from octavo.errors import (
     TaskError,
 )
 from octavo.report.compression_report import read_report
+from octavo.report.value_texts import verdict_sentence
 from torch import nn
 
 FORMATS = ("mxint8", "int4:g32", "nf4", "int2:g32")
@@ -92,6 +93,15 @@ def test_the_recipe_gives_the_same_model_again(result, tmp_path):
     x = data()[1]
     assert torch.equal(again.model(x), result.model(x))
     assert again.found.search is None and "nothing was searched" in again.report["missing"]["front"]
+
+
+def test_a_recipe_is_judged_by_no_goal_that_nobody_gave():
+    alone = compressed(budget=None, recipe="int8").report  # more than the 4.5 bits of a search without a goal
+    assert alone["verdict"]["reached"] > 4.5 and "met" not in alone["verdict"] and "goal" not in alone["verdict"]
+    assert "missed" not in verdict_sentence(alone)
+    assert all("budget" not in row["why"] for row in alone["rejected"])
+    asked = compressed(budget=4.5, recipe="int8").report
+    assert asked["verdict"]["met"] is False and "missed" in verdict_sentence(asked)
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,8 @@ def test_every_parameter_is_there_once_with_its_reason():
         "cell.weight_ih_l0": "LSTM takes no formats",
         "up.weight": "ConvTranspose1d takes no formats",
         "norm.weight": "LayerNorm takes no formats",
-        "conv.weight": "kept by the recipe",
-        "head.bias": "kept by the recipe",
+        "conv.weight": "kept by a rule",
+        "head.bias": "no rule names it",
     }
     assert {name: tensors[name].reason for name in reasons} == reasons
     assert sum(found.kept().values()) == found.parameters - found.quantized
@@ -62,9 +62,22 @@ def test_packing_changes_no_share_and_its_bytes_are_those_held():
     model = quantized("mxint8; name:conv mxint4")
     before, packed = coverage(model), octavo.pack_model(model)
     after = coverage(packed)
+    assert after.kept()["no format in the recipe"] == before.kept()["no rule names it"] > 0
     assert (after.share, after.byte_share, after.nbytes) == (before.share, before.byte_share, before.nbytes)
     held = {id(t): t.nbytes for t in [*packed.parameters(), *packed.buffers()]}
     assert after.nbytes == sum(held.values())
+
+
+def test_reasons_are_those_of_explain_and_of_a_changed_model_none_is_invented():
+    recipe = octavo.Recipe.parse("int8; name:head keep")
+    model = nn.ModuleDict({"body": nn.Linear(32, 32), "head": nn.Linear(32, 8), "norm": nn.LayerNorm(32)})
+    explained = recipe.explain(model)
+    model = octavo.quantize_model(model, recipe, progress=False)
+    reasons = {tensor.name: tensor.reason for tensor in coverage(model).tensors if tensor.format is None}
+    assert {t.name: t.reason for t in explained.unreached}.items() <= reasons.items()
+    assert reasons["head.weight"] == reasons["head.bias"] == "kept by a rule"
+    del model["head"]  # its rule names nothing now
+    assert coverage(model).kept() == {"LayerNorm takes no formats": 64, "no format in the recipe": 32}
 
 
 def test_layers_that_are_switched_off_are_not_counted():

@@ -108,7 +108,7 @@ def run(
       octavo compress --model sentiment/ --data sst2_train.tsv --test sst2_dev.tsv --max-loss 0.005
       octavo compress --model minilm --budget 5 --latency 6 --latency-batch 8
       octavo compress --model gpt2/ --data wikitext2_valid.txt --budget 5
-      octavo compress --model mine.py_module:make --exclude "last:Linear" --fast
+      octavo compress --model mine:make --exclude "last:Linear" --fast
       octavo compress --recipe octavo-polynomials/recipe.toml -o again
     """
     from octavo.compress.compress_model import run_job
@@ -127,7 +127,14 @@ def run(
     journal = out.resolve().parent / f".{out.resolve().name}.compress"
     others, absent = peer_formats() if peers else ([], [])
     options = Options(
-        goal=Goal.of(budget, nbytes, max_loss, None if latency is None else latency / 1000, latency_batch),
+        goal=Goal.of(
+            budget,
+            nbytes,
+            max_loss,
+            None if latency is None else latency / 1000,
+            latency_batch,
+            searched=recipe is None,
+        ),
         formats=None if formats is None else tuple(map(spec_text, parse_formats(formats, read_spec))),
         recipe=None if recipe is None else read_recipe(recipe),
         fast=fast,

@@ -136,7 +136,7 @@ def compress_model(
         latency: seconds that a call may take on this machine.
         latency_batch: samples of that call.
         formats: candidates. ``nf4@gptq`` is measured as GPTQ makes it, which takes longer and chooses better.
-        recipe: a Recipe, its text or file; nothing is searched then.
+        recipe: a Recipe, its text or file; nothing is searched then, and without a goal none is judged.
         fast: one backward pass instead of one layer after the other, and no points beside the chosen one.
         share: selectors of layers that get one format together.
         exclude: selectors of layers that stay float.
@@ -169,7 +169,7 @@ def compress_model(
     """
     refuse_meta(model, "compress_model")
     options = Options(
-        goal=Goal.of(budget, nbytes, max_loss, latency, latency_batch),
+        goal=Goal.of(budget, nbytes, max_loss, latency, latency_batch, searched=recipe is None),
         formats=tuple(formats),
         recipe=None if recipe is None else Recipe.of(recipe),
         fast=fast,

@@ -134,6 +134,8 @@ def _verdict(job: Job, goal: Goal, evidence: Evidence, parameters: int) -> dict[
         if not met or goal.unit == "s":
             named = {"goal": f"latency, batch {goal.samples}", "limit": goal.latency, "unit": "s"}
             return {**named, "reached": chosen.seconds, "met": met, "measures": job.measures}
+    if goal.unbounded:
+        return {"reached": 8 * chosen.nbytes / parameters, "unit": "bits", "measures": job.measures}
     if goal.max_loss is not None:
         reached = chosen.quality.loss - evidence.before.loss
     else:

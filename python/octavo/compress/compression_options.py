@@ -26,6 +26,7 @@ class Goal:
 
     ``max_loss``: of accuracy or cosine in their own unit (0.01 is a point), of KL and of a perplexity's logarithm in
     nats. One of them at most is given. ``latency``: seconds of a call on ``samples`` samples, beside it or alone.
+    ``unbounded``: a recipe is packed as it is, and nothing bounds it.
     Raises ConfigError for no goal, several, or values that nothing can reach.
     """
 
@@ -34,10 +35,11 @@ class Goal:
     max_loss: float | None = None
     latency: float | None = None
     samples: int = 1
+    unbounded: bool = False
 
     def __post_init__(self) -> None:
         """Check that there is one, and the values."""
-        if len(self._bounds) > 1 or not (self._bounds or self.latency is not None):
+        if len(self._bounds) > 1 or not (self._bounds or self.latency is not None or self.unbounded):
             names = " and ".join(self._bounds) or "none"
             raise ConfigError(f"a compression has one goal: bits, nbytes or max_loss; got {names}")
         if self.latency is not None and not 0 < self.latency < math.inf:
@@ -54,12 +56,23 @@ class Goal:
 
     @classmethod
     def of(
-        cls, bits: float | None, nbytes: int | None, max_loss: float | None, latency: float | None, samples: int
+        cls,
+        bits: float | None,
+        nbytes: int | None,
+        max_loss: float | None,
+        latency: float | None,
+        samples: int,
+        *,
+        searched: bool = True,
     ) -> Goal:
-        """Return the goal of a caller's arguments; without any it is 4.5 bits. Raises ConfigError."""
-        if bits is None and nbytes is None and max_loss is None and latency is None:
+        """Return the goal of a caller's arguments; without any it is 4.5 bits, or none where nothing is ``searched``.
+
+        Raises ConfigError.
+        """
+        absent = bits is None and nbytes is None and max_loss is None and latency is None
+        if absent and searched:
             bits = BUDGET
-        return cls(bits, nbytes, max_loss, latency, samples)
+        return cls(bits, nbytes, max_loss, latency, samples, unbounded=absent and not searched)
 
     @property
     def name(self) -> str:

@@ -122,13 +122,13 @@ def quantize_model(
         replacement.undo()
         stop_watching(model)
         raise
+    note_recipe(quantized, text)
     if plan is not recipe:  # a plan names each layer, a recipe means the model
         tell_coverage(quantized, show)
     warn_of_shared(quantized)
     warn_of_vanished(
         quantized, [(path, layer) for path, layer in replacement.layers.items() if isinstance(layer, QuantLayer)]
     )
-    note_recipe(quantized, text)
     return quantized
 
 

@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from octavo.display.progress import Stages
-from octavo.errors import CoverageWarning
+from octavo.errors import CoverageWarning, OctavoError
 from octavo.nn import PackedLayer, Quantizer
 from octavo.quant.unused_layers import bypassed
-from octavo.recipe.sites import Site, join, model_sites
+from octavo.recipe import Recipe
+from octavo.recipe.decide import Decision
+from octavo.recipe.explanation_rows import UNNAMED
+from octavo.recipe.model_decisions import decide_sites
+from octavo.recipe.note import noted_recipe
+from octavo.recipe.sites import join, model_sites
 from octavo.storage.arguments import checks_arguments
 
 if TYPE_CHECKING:
@@ -24,7 +29,9 @@ if TYPE_CHECKING:
 LEAST = 0.5
 """Share of the parameters below which quantize_model warns."""
 
-KEPT = "kept by the recipe"
+KEPT = "kept by a rule"
+LEFT = "no format in the recipe"
+"""Where the recipe cannot be asked: of a model that it is not of any more, or that is packed."""
 OFF = "its quantizer is switched off"
 
 
@@ -182,7 +189,7 @@ def coverage(model: nn.Module) -> Coverage:
         formats, 1.5% kept by the recipe
     """
     unused = set(bypassed(model))
-    reasons = {id(site.tensor): _reason(site) for site in reversed(model_sites(model)) if site.tensor is not None}
+    reasons = _reasons(model)
     tensors: dict[int, TensorCoverage] = {}
     for key, tensor in _tensors(model, reasons, unused):
         if key not in tensors or (tensors[key].format is None and tensor.format):
@@ -229,9 +236,9 @@ def _tensors(model: nn.Module, reasons: dict[int, str], unused: set[str]) -> Ite
                 if fmt
                 else OFF
                 if off
-                else KEPT
+                else LEFT
                 if isinstance(module, PackedLayer)
-                else reasons.get(id(tensor), KEPT)
+                else reasons.get(id(tensor), LEFT)
             )
             # Rows of a kernel run over all that a sum does. A rounded bias is held as it is, or as as many int32.
             if name == "bias":
@@ -249,8 +256,25 @@ def _matrix(module: nn.Module, tensor: Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape) if matrix is None else tuple(matrix().shape)
 
 
-def _reason(site: Site) -> str:
-    return site.problem or KEPT
+def _reasons(model: nn.Module) -> dict[int, str]:
+    """Return why each parameter may be as it was: its own problem, or what the recipe of the model says of it."""
+    sites = model_sites(model)
+    reasons = {id(site.tensor): site.problem or LEFT for site in reversed(sites) if site.tensor is not None}
+    text = noted_recipe(model)
+    if text is None or any(isinstance(module, PackedLayer) for module in model.modules()):
+        return reasons
+    try:
+        decisions = decide_sites(Recipe.parse(text).rules, sites)
+    except OctavoError:  # layers were added or taken out since
+        return reasons
+    of_recipe = {id(d.site.tensor): _reason(d) for d in reversed(decisions) if d.site.tensor is not None}
+    return reasons | of_recipe
+
+
+def _reason(decision: Decision) -> str:
+    if decision.site.problem is not None:
+        return decision.site.problem
+    return UNNAMED if decision.rule is None else KEPT
 
 
 def _name(dtype: Any) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+UNNAMED = "no rule names it"
+"""Why a parameter that could have a format stays as it is."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -34,7 +37,7 @@ class Unreached:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    reason: str | None
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def print_explanation(out: Console, explained: Explained) -> None:
     if explained.unreached:
         missed = table("no rule reached", ">shape", "dtype", "why")
         for tensor in explained.unreached:
-            missed.add_row(tensor.name, shape_text(tensor.shape), tensor.dtype, tensor.reason or "")
+            missed.add_row(tensor.name, shape_text(tensor.shape), tensor.dtype, tensor.reason)
         print_table(out, missed)
         out.print()
     for label, text in _totals(explained):
@@ -60,7 +60,7 @@ def explanation_text(explained: Explained) -> str:
 def explanation_html(explained: Explained) -> str:
     """Return the tables as HTML, for notebooks."""
     reached = _html(COLUMNS, [_cells(row) for row in explained.rows])
-    missed = [(t.name, shape_text(t.shape), t.dtype, t.reason or "") for t in explained.unreached]
+    missed = [(t.name, shape_text(t.shape), t.dtype, t.reason) for t in explained.unreached]
     parts = [reached if explained.rows else "", _html(("no rule reached", ">shape", "dtype", "why"), missed)]
     return "\n".join([*(part for part in parts if part), _html(("total", ""), _totals(explained))])
 
