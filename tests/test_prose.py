@@ -1,4 +1,4 @@
-"""Prose is short: no sentence of a document has more than 40 words.
+"""Prose is short: no sentence of a document, or of the help of a command, has more than 40 words.
 
 A sentence ends with ``.``, ``!`` or ``?``, a blank and a capital letter (or code); a colon or a semicolon does not end
 one. An item of a list, a cell of a table and a heading count alone. Inline code is one word, and so is a run of codes
@@ -6,6 +6,7 @@ with nothing but blanks between them; a link is its text. Blocks of code and HTM
 ``python tests/test_prose.py [WORDS]`` lists all sentences over that many words, 40 unless told.
 """
 
+import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -13,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_WORDS = 40
@@ -115,6 +118,50 @@ def long_sentences(path: Path, most: int = MOST_WORDS) -> list[str]:
 def test_no_sentence_has_more_than_40_words(path):
     found = long_sentences(path)
     assert not found, "\n".join(found)
+
+
+# --- help of the command line ---------------------------------------------------------------------------------------
+
+
+def commands() -> dict[str, typer.core.TyperCommand]:
+    """All commands by their full names, hidden ones left out."""
+    from octavo.cli import app
+
+    found = {"octavo": typer.main.get_command(app)}
+    for above, command in list_of_commands("octavo", found["octavo"]):
+        found[above] = command
+    return found
+
+
+def list_of_commands(name, command):
+    for key, below in getattr(command, "commands", {}).items():
+        if not below.hidden:
+            yield f"{name} {key}", below
+            yield from list_of_commands(f"{name} {key}", below)
+
+
+COMMANDS = commands()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_sentence_of_help_has_more_than_40_words(name):
+    """Lists that keep their lines, such as the examples, are no sentences."""
+    command = COMMANDS[name]
+    kept = [part for part in inspect.cleandoc(command.help or "").split("\n\n") if not part.startswith("\b")]
+    helps = [getattr(parameter, "help", None) or "" for parameter in command.params]
+    # as Markdown: an option is code, which may begin a sentence; other marks are letters
+    texts = [re.sub(r"([*_<\[\\])", r"\\\1", re.sub(r"--[a-z][\w-]*", r"`\g<0>`", text)) for text in kept + helps]
+    found = [f"{one.words} words: {one.text}" for text in texts for one in sentences(text) if one.words > MOST_WORDS]
+    assert not found, f"{name} --help: " + "\n".join(found)
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if hasattr(COMMANDS[name], "commands")])
+def test_the_list_of_commands_cuts_no_line(name):
+    from octavo.cli import app
+
+    shown = CliRunner().invoke(app, [*name.split()[1:], "--help"], terminal_width=80).stdout
+    listed = shown.partition("\nCommands:\n")[2]
+    assert listed and "..." not in listed, listed
 
 
 # --- the rule itself ------------------------------------------------------------------------------------------------

@@ -43,25 +43,32 @@ def _octavo(
     show_version: version = False,
     debug: bool = typer.Option(False, "--debug", help="Show tracebacks: octavo --debug COMMAND ..."),
 ) -> None:
-    """Octavo folds models: it picks a number format for every tensor and shows what that costs.
+    """Octavo packs models: it stores their weights in small number formats, measures the loss, and runs them packed.
 
     \b
-    Start here:
-      octavo compress                           pack the shipped model and measure what it lost
+    A language model, in a folder of transformers:
+      octavo graph llama/                       its layers, and what they cost
+      octavo eval llama/ --data text.txt        its perplexity
+      octavo pack llama/ -o small/ --recipe int4:g32
+      octavo generate small/ 'Once upon a time'
+      octavo compress --model llama/ --data text.txt --budget 4.5
+
+    \b
+    The model that comes along:
+      octavo compress                           choose its formats, pack it, and measure the loss
       octavo lab expand '(7-3*z)*(2*z+5)'       run it
-      octavo formats                            every family of number formats
-      octavo formats mxfp4                      one format, explained
+
+    \b
+    More:
+      octavo formats mxfp4                      a number format, explained
       octavo compare model.safetensors --formats mxint8,mxfp4,nf4
-      octavo pack bert/ -o small/ --recipe mxint8
-      octavo embed small/ 'a cat' 'a kitten'    run a packed text encoder; octavo.load_model runs any packed model
-      octavo generate gpt/ 'Once upon a time'   continue a text with a language model
-      octavo inspect small/
-      octavo report small/ smaller/             compare two compressions
       octavo recipe 'int4:g32; last:Linear keep' --model polynomials
+      octavo embed bert-small/ 'a cat' 'a kitten'      run a packed text encoder
+      octavo inspect small/                     the tensors of a file or folder
+      octavo report small/ smaller/             compare two compressions
       octavo prune bert/ -o half/ --sparsity 0.5
-      octavo graph minilm                       what is in a model, and what it costs
-      octavo tokenize train books.txt -o vocabulary/   learn byte pairs, then write shards
-      octavo lab train gpt --data book.txt      a language model, from any text
+      octavo tokenize train books.txt -o vocabulary/   learn byte pairs
+      octavo lab train gpt --data book.txt      train a language model on any text
       octavo lab study ptq-qat                  accuracy against width, on a model trained in a minute
       octavo doctor                             what this machine has, and what it lacks
     """

@@ -11,9 +11,9 @@ CorpusOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="What the folder --data holds: sst2 (sst2_train.tsv, sst2_dev.tsv), imdb (imdb_train.jsonl, "
-        "imdb_test.jsonl, or the folders train and test with pos and neg inside) or emotion (emotion_train.jsonl, "
-        "emotion_test.jsonl, or train.txt, test.txt), files plain or .xz.  [default: sst2]",
+        help="The corpus in the folder --data. sst2: sst2_train.tsv, sst2_dev.tsv. imdb: imdb_train.jsonl, "
+        "imdb_test.jsonl, or the folders train and test with pos and neg inside. emotion: emotion_train.jsonl, "
+        "emotion_test.jsonl, or train.txt, test.txt. Files are plain or .xz.  [default: sst2]",
     ),
 ]
 TestOption = Annotated[

@@ -88,13 +88,18 @@ def run(
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Choose a format for every layer of a model within a budget, pack it, and measure what that costs.
+    """Choose a format for every layer within a budget, and pack.
 
-    Every layer is tried in every format, one at a time; the assignment of least total loss is found for every budget;
-    points of it are packed and measured on validation data, beside single formats of the same size; the best one is
-    tuned: GPTQ, HQQ and corrected biases, each where it helps. --train then trains it through its formats: polynomials
-    on new lines, classifiers on labelled texts, language models on the text, encoders to agree with the original. Test
-    data is read once, at the end. Without labelled texts the agreement with the original model is measured.
+    \b
+    1. Every layer is tried in every format, one at a time.
+    2. The formats of least total loss are found, for every budget.
+    3. Some of these choices are packed and measured on validation data, beside single formats of the same size.
+    4. The best one is tuned by GPTQ, HQQ and corrected biases, each where it helps.
+    5. --train trains it through its formats.
+    6. Test data is read once, for the report.
+
+    --train takes new lines for polynomials, the labelled texts for classifiers and the text for language models.
+    Encoders are trained to agree with the original. Without labelled texts the agreement with the original is measured.
 
     The folder holds the packed model, recipe.toml (edit it, and give it to --recipe), report.html and report.json. A
     run that was stopped, by Ctrl-C or kill, goes on with the same command.

@@ -24,7 +24,7 @@ def _cuda() -> None:
 
 @app.command("info")
 def info(json: JsonOption = False) -> None:
-    """Show driver, GPUs, the compiler of kernels and the folder that keeps what it compiled.
+    """Show the driver, GPUs, compiler and folder of kernels.
 
     \b
     Examples:

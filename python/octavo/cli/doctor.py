@@ -6,7 +6,7 @@ from octavo.cli._app import JsonOption
 
 
 def run(json: JsonOption = False) -> None:
-    """Show what this machine has for running models, and why the rest is missing.
+    """Show what this machine has, and what it lacks.
 
     Versions, instructions and threads of the processor, NVIDIA's driver, GPUs, the compiler of kernels and the folder
     that keeps what it compiled. What is missing is no error.

@@ -6,7 +6,7 @@ import json as jsonlib
 import math
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -52,6 +52,13 @@ def run(
             help="A model whose losses move with what they must not see is refused, or measured and the movement told.",
         ),
     ] = "refuse",
+    guard_calls: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Calls of the model that look for such movement, at most.  [default: 40, or a twentieth of all]",
+        ),
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option("--model", metavar="FOLDER", help="polynomials: an exported model.")
     ] = None,
@@ -70,19 +77,23 @@ def run(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure a model on data of your own: perplexity, accuracy, agreement, or exact match.
+    """Measure perplexity, accuracy, agreement or exact match.
 
-    A language model gets a plain text: its perplexity is exact, every token is predicted once, from the window before
-    it. Of masked diffusion, which has no exact loss, an upper bound is estimated, and told as one. A classifier gets
-    labelled texts, lines label<TAB>text or text<TAB>label, or JSON objects with text and label.
+    A language model gets a plain text. Its perplexity is exact: every token is predicted once, from the window before
+    it. Masked diffusion has no exact loss, so an upper bound is estimated, and told as one. A classifier gets
+    labelled texts: lines label<TAB>text or text<TAB>label, or JSON objects with text and label.
     Any model of texts is compared with another one by --against. Intervals are of 95 %.
 
-    polynomials, and folders that octavo lab train polynomials wrote, get lines left=right, whose right side the native
-    engine must give to the last character; a file of any size streams through.
+    A perplexity comes with a check that no token is seen before it is predicted. The check calls the model up to 40
+    times more, which is most of the time on a short text; --guard-calls 4 makes it shorter and weaker.
+
+    polynomials, and folders that octavo lab train polynomials wrote, get lines left=right. The native engine must give
+    the right side to the last character. A file of any size streams through.
 
     \b
     Examples:
       octavo eval gpt2/ --data wikitext2_test.txt --context 512 --stride 256
+      octavo eval llama/ --data text.txt --context 512 --tokens 20000 --guard-calls 4
       octavo eval sentiment/ --data sst2_dev.tsv.xz --json
       octavo eval packed-minilm/ --against minilm --data texts.txt
       octavo eval polynomials --data lines.txt
@@ -100,7 +111,8 @@ def run(
 
     if leaks not in ("refuse", "report"):
         raise SettingError(f"--leaks is {leaks!r}; accepted are refuse and report")
-    found = _measured(model, data, against, context, stride, tokens, leaks)  # type: ignore[arg-type] # checked
+    windows = {"context": context, "stride": stride, "tokens": tokens, "leaks": leaks, "guard_calls": guard_calls}
+    found = _measured(model, data, against, windows)
     if isinstance(found, Measurement):
         _show(found, model, data, against, json)
     else:
@@ -111,16 +123,15 @@ def _measured(
     model: str,
     data: Path,
     against: str | None,
-    context: int | None,
-    stride: int | None,
-    tokens: int | None,
-    leaks: Literal["refuse", "report"],
+    windows: Mapping[str, Any],
 ) -> Measurement | Bound:
+    """Measure by ``windows``: the options of :func:`octavo.evaluate` that are of a perplexity."""
     from octavo.compress.text_models import check_task, labelled_for, open_text_model, read_texts
     from octavo.display.progress import Bar
     from octavo.train import likelihood_bound
     from octavo.train.evaluate_model import context_of, evaluate, text_ids
 
+    tokens = windows["tokens"]
     with ExitStack() as stack:
         bar = stack.enter_context(Bar("evaluating", 1.0, unit="share"))
 
@@ -130,26 +141,21 @@ def _measured(
         if against is not None:
             texts = read_texts(data)
             other, mine = open_text_model(against), open_text_model(model)
-            return evaluate(
-                mine.model, other.batches(texts), against=other.model, context=context, stride=stride, tokens=tokens,
-                leaks=leaks, progress=show,
-            )  # fmt: skip
+            return evaluate(mine.model, other.batches(texts), against=other.model, progress=show, **windows)
         opened = open_text_model(model)
         check_task(opened)
         if hasattr(getattr(opened.model, "objective", None), "bound"):
-            if stride is not None or leaks != "refuse":
+            if windows["stride"] is not None or windows["leaks"] != "refuse" or windows["guard_calls"] is not None:
                 raise SettingError(
-                    "--stride and --leaks are of an exact perplexity; MODEL has a bound on it alone: leave them out"
+                    "--stride, --leaks and --guard-calls are of an exact perplexity; MODEL has a bound on it alone: "
+                    "leave them out"
                 )
             ids = text_ids(opened.tokenizer, _text(opened.tokenizer, data, tokens))
-            length = context_of(opened.model) if context is None else context
+            length = context_of(opened.model) if windows["context"] is None else windows["context"]
             return likelihood_bound(opened.model, ids, context=length, tokens=tokens, progress=show)
         is_text = opened.task == "language"
         given: Any = _text(opened.tokenizer, data, tokens) if is_text else labelled_for(opened, data)
-        return evaluate(
-            opened.model, given, tokenizer=opened.tokenizer, context=context, stride=stride, tokens=tokens,
-            leaks=leaks, progress=show,
-        )  # fmt: skip
+        return evaluate(opened.model, given, tokenizer=opened.tokenizer, progress=show, **windows)
 
 
 # Tokens behind those that are measured: where a text is cut, its last tokens are not those of the whole.

@@ -59,12 +59,12 @@ def run(
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Show a model whole: its modules or operators, repeated layers once, and what they cost.
+    """Show the layers or operators of a model, and their costs.
 
-    Nothing is computed: torch.export follows the model on tensors without values, so that large models take seconds.
-    Costs are multiply-adds, bit operations, bytes of weights, traffic and peak memory. An operator whose cost is not
-    known is listed by name. package.module:function takes nothing and returns a model and its inputs; a third value is
-    batches for passes that calibrate.
+    Equal layers stand in one row. Nothing is computed: torch.export follows the model on tensors without values, so
+    large models take seconds. Costs are multiply-adds, bit operations, bytes of weights, traffic and peak memory. An
+    operator whose cost is not known is listed by name. package.module:function takes nothing and returns a model and
+    its inputs. A third value is batches for passes that calibrate.
 
     \b
     Examples:

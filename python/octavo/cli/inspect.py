@@ -19,9 +19,9 @@ def run(
 ) -> None:
     """Show what a file holds.
 
-    Name, format, shape, logical dtype, bytes and bits per element of every tensor, from the header alone; of sparse
-    codes the share of zeros and the bytes that dense ones would take; the numbers of heads and neurons of a compacted
-    model.
+    The table has name, format, shape, logical dtype, bytes and bits per element of every tensor, from the header
+    alone. Of sparse codes it has the share of zeros and the bytes that dense ones would take. Of a compacted model it
+    has the numbers of heads and neurons.
 
     \b
     Examples:

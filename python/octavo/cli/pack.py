@@ -36,10 +36,10 @@ def run(
 ) -> None:
     """Pack the weights of a model.
 
-    A folder of transformers, in one file or in shards, becomes a folder of packed layers: octavo.load_model runs it,
-    octavo embed runs a text encoder without torch, octavo unpack decodes it. Weights are read one at a time. Where
-    transformers is not installed or does not know the model, its tensors are packed without the model, and the output
-    says why. A safetensors file becomes a file of tensors. The output appears whole or not at all.
+    A folder of transformers, in one file or in shards, becomes a folder of packed layers. octavo.load_model runs
+    it. octavo embed and octavo generate run it without torch. octavo unpack decodes it. Weights are read one at a time.
+    Where transformers is not installed or does not know the model, its tensors are packed without the model, and the
+    output says why. A safetensors file becomes a file of tensors. The output appears whole or not at all.
 
     A recipe is a list of rules separated by ';', or a file NAME.toml. The last rule that matches decides:
 
@@ -55,13 +55,13 @@ def run(
     matches nothing is an error. octavo recipe --help has the whole grammar, octavo recipe RULES --model FOLDER shows
     who gets what. Without a recipe, packed tensors of a folder of Octavo 0.1 keep their formats and become a model.
 
-    --sparse stores a pruned weight as a bitmap and the codes that are not 0, tensor by tensor where that takes fewer
-    bytes: of 8 bits from about 13 % of zeros on, of 4 bits from about 26 %. The table tells both sizes and the share
-    of zeros. The weight decodes to the same bits; older versions of Octavo refuse the file by name. Time is another
-    matter: octavo.explain names the kernel of each layer.
+    --sparse stores a pruned weight as a bitmap and the codes that are not 0, where that takes fewer bytes. Of 8 bits
+    that begins at about 13 % of zeros, of 4 bits at about 26 %. The table tells both sizes and the share of zeros. The
+    weight decodes to the same bits; older versions of Octavo refuse the file by name. It is not always faster:
+    octavo.explain names the kernel of each layer.
 
-    Of Octavo's own networks, too, layers are packed, as octavo.pack_model packs them; matrices of an LSTM, which is no
-    layer of a recipe, stay as they are.
+    Layers of Octavo's own networks are packed as octavo.pack_model packs them. Matrices of an LSTM, which is no layer
+    of a recipe, stay as they are.
 
     \b
     Examples:

@@ -17,11 +17,12 @@ def run(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Check a recipe, print it as TOML, or show what it does to a model.
+    """Check a recipe, or show what it does to a model.
 
     A recipe is rules separated by ';'. Each is [SELECTOR] [ROLE=]FORMAT[@CHOICE] ..., and for every tensor the last
-    rule that matches decides. What no rule matches stays as it is; a rule that matches nothing is an error. With
-    --model: who gets what of the model's layers; of its tensors, and why, where octavo pack packs tensors alone.
+    rule that matches decides. A tensor that no rule matches stays as it is; a rule that matches nothing is an error.
+    Without --model the recipe is printed as TOML. With --model a table shows the format of every layer. Where octavo
+    pack packs tensors without the model, it shows the tensors, and why.
 
     \b
     selector

@@ -25,11 +25,12 @@ def run(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what a compression came to, and draw its page anew; or compare several runs.
+    """Show the report of a compression, or compare several.
 
-    One RUN: its verdict and its table, and report.html from report.json. Several: every value side by side, with
-    differences to the first; layers whose formats differ; and with --html a page that draws their fronts as one.
-    Differences are paired where the reports hold values of the same examples: their interval is the narrower for it.
+    Of one RUN it prints the verdict and the table, and draws report.html anew from report.json. Of several it prints
+    every value side by side, with differences to the first, and the layers whose formats differ. --html writes a page
+    that draws their fronts as one. Differences are paired where the reports hold values of the same examples, which
+    makes their interval narrower.
 
     \b
     Examples:

@@ -33,7 +33,7 @@ ShowOption = Annotated[int, typer.Option(metavar="N", min=0, help="Tokens to sho
 
 @app.callback()
 def _tokenize() -> None:
-    """Learn a vocabulary of byte pairs, turn files into shards of tokens, count and look at them.
+    """Learn vocabularies of byte pairs, and write shards of tokens.
 
     \b
     Start here:
@@ -56,7 +56,9 @@ def train(
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Learn a vocabulary from files: the most frequent pair of tokens becomes one, again and again.
+    """Learn a vocabulary of byte pairs from files.
+
+    The most frequent pair of tokens becomes a token, again and again.
 
     Writes tokenizer.json, which the package tokenizers reads, too, to a folder or under a name that ends with .json.
     The result is the same on any machine. A run that was killed goes on where it was: the counts are kept beside the
@@ -108,7 +110,9 @@ def encode(
     pattern: PatternOption = "gpt2",
     json: JsonOption = False,
 ) -> None:
-    """Write files of documents as shards: a header of 1024 bytes, then ids of 16 bits.
+    """Write files of documents as shards of tokens.
+
+    A shard is a header of 1024 bytes, then ids of 16 bits.
 
     The output is a folder with NAME_train_000001.bin and so on, NAME_val_000000.bin, tokenizer.json, and shards.json
     with the hash of each shard. Shards appear whole; a run that was killed goes on behind the last one.
@@ -172,7 +176,7 @@ def inspect(
     pattern: PatternOption = "gpt2",
     json: JsonOption = False,
 ) -> None:
-    """Check shards and show how they begin, or show what a tokenizer holds.
+    """Check and show shards, or a tokenizer.
 
     Every header and every id is checked. Of a tokenizer: ids, pattern, special tokens, the last tokens.
 

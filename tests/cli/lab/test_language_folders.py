@@ -60,6 +60,12 @@ def test_tokens_read_no_more_of_a_file_than_they_need_and_tell_what_was_checked(
         in octavo("eval", folder / "float", *given[:2], "--data", folder / "text.txt", "--tokens", -5, code=2).output
     )
     assert "--leaks" in octavo("eval", folder / "float", "--data", folder / "text.txt", "--leaks", "no", code=2).output
+    fewer = json.loads(
+        octavo("eval", folder / "float", "--data", folder / "text.txt", *given, "--guard-calls", 4).stdout
+    )
+    assert fewer["value"] == whole["value"] and 0 < fewer["checked"]["batches"] <= 4
+    refused = octavo("eval", folder / "float", "--data", folder / "text.txt", "--guard-calls", 0, code=2).output
+    assert "guard_calls is 0" in refused
 
 
 def test_a_packed_model_agrees_with_its_float_one(octavo, folder):

@@ -25,7 +25,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 @app.callback()
 def _bench() -> None:
-    """Measure whole jobs, not kernels: their speed, or what a technique is worth."""
+    """Measure whole jobs: their speed, or the gain of a technique."""
 
 
 @app.command("polynomials")
@@ -52,12 +52,14 @@ def polynomials(
     ] = Path("octavo-speed"),
     json: JsonOption = False,
 ) -> None:
-    """Train and validate in four configurations: baseline, DDP, key/value cache, both.
+    """Speed of training and validation, with DDP and with a cache.
+
+    The four configurations are the baseline, DDP, a key/value cache, and both.
 
     Each configuration runs in processes of its own, one after the other; together some minutes on 2 cores. A step of
     training is an update; a step of validation generates the answers of a batch. Steps and tokens a second are given
-    for training, validation and both; the seconds of an epoch follow from them, or are measured with --whole-epoch;
-    the speed-up over the baseline is in per cent.
+    for training, validation and both. The seconds of an epoch follow from them, or are measured with --whole-epoch.
+    The speed-up over the baseline is in per cent.
 
     \b
     Examples:
@@ -146,21 +148,27 @@ def gpt(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Find out what a technique is worth: arms trained side by side, exact losses, verdicts with their statistics.
+    """Measure the gain of training techniques for language models.
+
+    Arms are trained side by side. Losses are exact, and verdicts come with their statistics.
 
     All arms of a seed run before the next seed, on the same tokens in the same order, the baseline among them. Every
     run appends a line to FOLDER/results.jsonl when it ends; stopped, the same command goes on, and more arms, seeds or
     budgets add to what is there. A verdict needs three seeds a side; below 3 standard errors it is "even".
 
-    --speeds asks only how fast: a table of tokens a second, TFLOP/s, memory of a GPU and the seconds of the first
-    updates, which compile; nothing is trained to an end.
+    --speeds measures speed alone: a table of tokens a second, TFLOP/s, memory of a GPU and the seconds of the first
+    updates, which compile. Nothing is trained to an end.
 
-    At the budget "tokens" arms see the same tokens; at "time" each gets the tokens that it trains on in the seconds of
-    the baseline, with its schedule stretched to them. Speeds are measured first, all arms in turns: keep the machine
-    quiet for that. "0.5time" asks whether an arm reaches the baseline's loss in half of its time. "5.4h" gives every
-    arm the tokens that it trains on in so many hours.
+    \b
+    Budgets:
+      tokens    all arms see the same tokens
+      time      each arm gets the tokens that it trains on in the seconds of the baseline, its schedule stretched
+      0.5time   does an arm reach the baseline's loss in half of its time?
+      5.4h      each arm gets the tokens that it trains on in so many hours
 
-    --until LOSS asks for time to a loss: every run ends at its first exact validation of at most LOSS, and the report
+    Speeds are measured first, all arms in turns: keep the machine quiet for that.
+
+    --until LOSS asks for time to a loss. Every run ends at its first exact validation of at most LOSS. The report
     has tokens and seconds in place of losses. Each arm has the schedule of its whole budget. --validation paged adds
     the loss of a sliding window to every run, as in `octavo lab train gpt`.
 
@@ -279,7 +287,9 @@ def experts(
     context: Annotated[int, typer.Option(metavar="N", help="Tokens of a window.")] = 128,
     json: JsonOption = False,
 ) -> None:
-    """Show which experts of a mixture read which text: shares of every block's experts, a row a source.
+    """Show which experts of a mixture read which text.
+
+    The table has the shares of every block's experts, a row for each source.
 
     A source is named by its file or folder. Shares are of choices, or of weight where a gate weighs all experts. "even"
     is 100 % where experts are used alike. The bits below say how well an expert tells the source: 0 where all sources
@@ -333,7 +343,9 @@ def diffusion(
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Measure tokens a second of masked diffusion beside an autoregressive model, at equal quality of their samples.
+    """Speed of masked diffusion beside an autoregressive model.
+
+    Tokens a second are measured at equal quality of the samples.
 
     Both are sampled through torch, a sequence at a time: one token by token from its cache, the other in fewer and
     fewer steps a block. Quality is what a judge gives a token of the samples, with their entropy beside it: text that

@@ -59,7 +59,9 @@ def run(
         Path | None, typer.Option(metavar="FOLDER", help="An exported model.  [default: the one that comes along]")
     ] = None,
 ) -> None:
-    """Expand expressions with a trained model, natively and without torch, or on a GPU.
+    """Expand polynomials with a trained model.
+
+    It runs natively and without torch, or on a GPU.
 
     Lines come from the arguments, from a file, or from standard input when there is neither; answers leave in the same
     order, one a line. A line that cannot be answered is named on stderr with the reason, leaves an empty line, and

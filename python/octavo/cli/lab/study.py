@@ -30,7 +30,9 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 @app.callback()
 def _study() -> None:
-    """Answer a question about formats, pruning, adapters or speed with a table, a picture and a journal.
+    """Study formats, pruning, adapters or speed.
+
+    Each study leaves a table, a picture and a journal.
 
     Every finished point is written to study.jsonl at once; the same command goes on after Ctrl-C or kill -9 and
     measures nothing twice. Scales are calibrated on training texts, configurations are chosen on validation texts cut
@@ -92,7 +94,9 @@ def ptq_qat(
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Accuracy against width, quantized after training (PTQ) and trained through the format (QAT).
+    """Accuracy against width, after rounding and after training.
+
+    Models are quantized after training (PTQ), and trained through the format (QAT).
 
     Weights and inputs of all Linear layers have the format, embeddings and norms stay float32. Both methods begin at
     the same calibrated scales. ± is the 95 % interval over seeds; differences are points of percent to fp32.
@@ -151,7 +155,7 @@ def formats(
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Every family of formats at its best configuration: accuracy against bits.
+    """Accuracy against bits, of every family at its best.
 
     For each family and width, block sizes, scale rules, biases and calibrations are compared on validation texts by
     relative entropy to the float32 model; the closest is measured on test texts. Nothing is trained.

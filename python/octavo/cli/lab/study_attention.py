@@ -83,16 +83,22 @@ def attention(
     ] = None,
     json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Time, rates, memory and kernels of attention: naive against fused, and kinds of attention by context.
+    """Time and memory of attention: naive, fused, and other kinds.
 
-    naive,fused: softmax(Q K^T / sqrt(d)) V holds one score for each pair of tokens; scaled_dot_product_attention
-    computes the same a tile of scores at a time, so that memory grows with the length and not with its square.
+    naive,fused: softmax(Q K^T / sqrt(d)) V holds one score for each pair of tokens. scaled_dot_product_attention
+    computes the same a tile of scores at a time, so its memory grows with the length and not with the length squared.
 
-    mha, gqa, mla, mla_absorbed, paged, gqa_pages, mla_pages: what a prompt and a decoded token cost. mha keeps a key
-    and a value of every head; gqa those of a few heads that others share; mla a latent a position, from which it makes
-    keys and values of all heads; mla_absorbed the same without making them; paged those of mha in pages of 64
-    positions, gathered for each token. Tokens of gqa_pages and mla_pages attend to pages of gqa and mla_absorbed where
-    they lie; on a GPU a kernel does so, in float16 and bfloat16. Time runs from given queries to mixed heads. All
+    \b
+    The other kinds ask what a prompt and a decoded token cost:
+      mha            keeps a key and a value of every head
+      gqa            keeps those of a few heads, which others share
+      mla            keeps a latent a position, from which it makes keys and values of all heads
+      mla_absorbed   the same without making them
+      paged          mha in pages of 64 positions, gathered for each token
+      gqa_pages      gqa in pages, which tokens attend to where they lie
+      mla_pages      mla_absorbed in pages, likewise
+
+    On a GPU a kernel attends to pages, in float16 and bfloat16. Time runs from given queries to mixed heads. All
     points of a run are measured before the next run; every timing is a line of FOLDER/study.jsonl. Forms of the same
     attention are compared before they are timed. A prompt of 16,384 positions takes seconds on a CPU, and time grows
     with its square: give shorter --lengths for a first look.

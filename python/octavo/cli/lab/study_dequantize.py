@@ -34,7 +34,9 @@ def dequantize(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Decoding packed tensors on a CPU and on a GPU: latency, GB/s, and the size from which the GPU is faster.
+    """Speed of decoding packed tensors, on a CPU and on a GPU.
+
+    Latency, GB/s, and the size from which the GPU is faster.
 
     A flat tensor of random codes is decoded, one call at a time, each timed until its result is there. Small tensors
     are slower on a GPU, whose launch costs more than the work; the notes say where the lines cross, for each group.

@@ -24,7 +24,9 @@ def language(
     title: Annotated[str, typer.Option(metavar="TEXT", help="Of the page.")] = "Techniques of language models",
     json: JsonOption = False,
 ) -> None:
-    """What every technique is worth: the lines of benches as one page, which loads nothing from elsewhere.
+    """Draw the results of `octavo lab bench gpt` as one page.
+
+    The page shows the gain of every technique, and loads nothing from elsewhere.
 
     The page has a row an arm: its loss and its difference from the baseline at every budget, both with intervals; what
     was expected; the verdict in words; and the command line that repeats it. A second table goes through the techniques

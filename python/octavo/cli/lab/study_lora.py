@@ -30,7 +30,7 @@ def lora(
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Full fine-tuning against LoRA ranks, on a float base and on packed ones.
+    """Full fine-tuning against LoRA, on float and packed models.
 
     Accuracy, trained parameters, bytes of the optimizer's state, peak memory and time of a step. A base knows another
     task: the tiny model goes on from one generated task to another, minilm from its pretraining to --corpus. Its head

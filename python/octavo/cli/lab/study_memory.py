@@ -31,7 +31,9 @@ def memory(
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Memory of packed models against float32: counted by component, and measured.
+    """Memory of packed models against float32.
+
+    Bytes are counted by component, and measured.
 
     On a CPU each model is saved, and loaded in a fresh process that answers texts eight at a time; its resident and
     peak memory are read from the system. Answers are compared with those of the simulated model.

@@ -54,7 +54,9 @@ def mixed(
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
-    """The labs' mixed-precision search, one best-so-far curve a layer class, beside the ladder of this package.
+    """The labs' search of mixed precision, beside our own.
+
+    A curve for each class of layers shows the best accuracy so far. The ladder of this package stands beside it.
 
     A search gives every Linear layer one class of MASE, and each of its tensors widths, fractions, exponents, biases
     and blocks of its own: an axis for each, called as in the labs. With --epochs 1 every trial trains first, as theirs

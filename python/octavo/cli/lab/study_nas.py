@@ -63,7 +63,9 @@ def nas(
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Search a space of BERTs: depth, heads, widths, and square layers that are linear or the identity.
+    """Search a space of BERT architectures.
+
+    Axes are depth, heads, widths, and square layers that are linear or the identity.
 
     Each network is trained from fresh weights and measured on validation texts; test texts are read once, for the
     chosen one. No network is built twice: a search finds what another has built. The same command goes on after

@@ -49,7 +49,9 @@ def prune(
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Accuracy, bytes and measured time against sparsity, before and after fine-tuning.
+    """Accuracy, bytes and time against sparsity.
+
+    Accuracy is measured before and after fine-tuning.
 
     Masks go on all Linear layers but the head, and stay in fine-tuning. Bytes are of saved files, float and packed to 8
     bits; times are of eight texts, all models in turn. The row "dense" is the model itself, trained as long as the

@@ -32,7 +32,9 @@ def sensitivity(
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
-    """What every format costs every group of layers: one group rounded at a time, outputs against the float model's.
+    """Loss of every format in every group of layers.
+
+    One group is rounded at a time, and outputs are compared with those of the float model.
 
     Layers that read one tensor, such as query, key and value, form one group. Only what comes after the changed layer
     runs. The picture is a heat map; the values are in the CSV file beside it.
@@ -77,7 +79,9 @@ def combined(
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
-    """The best recipe that is found, then pruning, with and without training after it: one table.
+    """Search, pruning and training combined, in one table.
+
+    The best recipe that is found is pruned, with and without training after it.
 
     Sensitivities give the best assignment of formats for every budget; several within the budget are compared on
     validation texts. The closest to the float model is quantized, pruned by magnitude in each layer, and trained. The

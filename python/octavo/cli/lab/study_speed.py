@@ -53,7 +53,9 @@ def compile_(
     out: OutOption = None,
     json: JsonOption = False,
 ) -> None:
-    """torch.compile against eager: the first call, every later one, and graph breaks.
+    """Time of torch.compile against eager execution.
+
+    The table has the first call, every later one, and graph breaks.
 
     A tiny BERT with fresh weights, or the model of a folder, is called in float32, quantized (simulated) and packed, in
     eager mode and compiled. The first compiled call starts with empty caches; later calls are medians of rounds that

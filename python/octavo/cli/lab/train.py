@@ -19,13 +19,13 @@ from octavo.cli.lab._until import EveryOption, InARowOption, UntilOption, show_t
 from octavo.errors import SettingError
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Train a model; the same command resumes a run that was stopped."
+    no_args_is_help=True, rich_markup_mode=None, help="Train a model. The same command resumes a stopped run."
 )
 
 
 @app.callback()
 def _train() -> None:
-    """Train a model; the same command resumes a run that was stopped."""
+    """Train a model. The same command resumes a stopped run."""
 
 
 @app.command("polynomials")
@@ -89,14 +89,16 @@ def polynomials(
     ] = "mxint8",
     json: JsonOption = False,
 ) -> None:
-    """Train a model that expands polynomials, test it on unseen lines and export it for the engine.
+    """Train a model that expands polynomials.
+
+    It is tested on unseen lines and exported for the engine.
 
     Lines are generated; the 20,000 validation and 20,000 test lines never occur in training. FOLDER gets metrics.jsonl,
     checkpoints, and at the end loss.png and model/, which octavo.lab.polynomials.Engine and `octavo lab expand` run.
     Stopped, by Ctrl-C (exit code 130), SIGTERM (143) or kill -9, the same command goes on from the newest checkpoint
     and ends with the same bits. One run at a time works in FOLDER.
 
-    With --data, lines come from a file: each pass has another order, no line of validation or test is trained on (5 %
+    With --data, lines come from a file. Each pass has another order, no line of validation or test is trained on (5 %
     each, 2,000 lines at most), and a run goes on only with the lines it began with.
 
     \b
@@ -203,10 +205,12 @@ def classifier(
     device: DeviceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Train a classifier on SST-2, IMDb, Emotion or labelled texts of your own, for studies and your own recipes.
+    """Train a classifier of texts, for studies and recipes.
 
-    2,000 training texts, or a tenth of a file, are kept out to choose by; the test texts are those of the corpus,
-    --test or --held-out ones, and nothing is chosen on them: the last weights are reported, not the best. IMDb's
+    Texts are SST-2, IMDb, Emotion or labelled ones of your own.
+
+    2,000 training texts, or a tenth of a file, are kept out to choose by. The test texts are those of the corpus,
+    --test or --held-out ones. Nothing is chosen on them: the last weights are reported, not the best. IMDb's
     reviews have 300 words: give --length 512. Stopped, the same command goes on and ends with the same bits.
 
     \b
@@ -305,7 +309,9 @@ def gpt(
     list_presets: Annotated[bool, typer.Option("--list", help="Show the presets, and end.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Train a language model: a GPT-2 baseline, or one of the techniques that are said to beat it.
+    """Train a language model.
+
+    A preset is a GPT-2 baseline, or a technique that is said to beat it.
 
     Any text is enough: a vocabulary of byte pairs is learned from it and shards are written to FOLDER/data first.
     FOLDER gets run.json (configuration, hashes of source and data, versions), metrics.jsonl, checkpoints, report.json,
