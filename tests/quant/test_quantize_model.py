@@ -11,6 +11,7 @@ from helpers.models import copied_state, same_tensors, spec
 from octavo import CalibrationError, DTypeError, FormatError, NonFiniteError, quantize_model
 from octavo.nn import QuantConv1d, QuantEmbedding, Quantizer, QuantLinear, QuantMatmul
 from octavo.quant import freeze_scales, prepare_model
+from octavo.quant.algorithms import solve_in_order
 from octavo.quant.calibration import Products
 from octavo.recipe.spec import LayerPlan
 from torch import nn
@@ -278,7 +279,7 @@ def solver(asked):
 
 def test_gptq_gets_the_hessian_of_inputs_in_the_model_quantized_so_far(monkeypatch):
     asked = []
-    monkeypatch.setattr(octavo.quant, "gptq", solver(asked), raising=False)
+    monkeypatch.setattr(solve_in_order, "solved", solver(asked))
     model = Model()
     recipe = "name:mix weight=int4:g8@gptq input=int4@minmax; name:conv weight=uint4:g8@gptq"
     quantized = quantize_model(model, recipe, calibration=data())
@@ -294,11 +295,11 @@ def test_gptq_gets_the_hessian_of_inputs_in_the_model_quantized_so_far(monkeypat
             probe(batch)
     x = torch.cat(inputs).double()
     patches = torch.cat([functional.pad(c, (1, 1)).unfold(2, 3, 1).transpose(1, 2).flatten(2).flatten(0, 1) for c in convolved]).double()  # fmt: skip
-    assert [len(hessian) for _, hessian, _ in asked] == [72, 24]
-    for (given, hessian, _), rows, weight in zip(
+    assert [len(factors.hessian) for _, factors, _ in asked] == [72, 24]
+    for (given, factors, _), rows, weight in zip(
         asked, (patches, x), (model.conv.weight, model.mix.weight), strict=True
     ):
-        torch.testing.assert_close(hessian.double(), 2 / len(rows) * rows.T @ rows, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(factors.hessian.double(), 2 / len(rows) * rows.T @ rows, rtol=1e-4, atol=1e-5)
         assert torch.equal(given, weight.flatten(1))
     packed = octavo.encode(model.mix.weight / 2, "int4:g8")
     assert torch.equal(quantized.mix.weight, packed.decode())
@@ -358,7 +359,7 @@ def test_weights_are_as_they_were_where_gptq_fails(monkeypatch, inplace):
             raise NonFiniteError("hessian holds NaN")
         return solver(asked)(*args, **options)
 
-    monkeypatch.setattr(octavo.quant, "gptq", fails, raising=False)
+    monkeypatch.setattr(solve_in_order, "solved", fails)
     model = Model()
     before = copied_state(model)
     with pytest.raises(NonFiniteError, match="mix: weight: hessian holds NaN"):

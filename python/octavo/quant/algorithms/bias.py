@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from octavo.errors import DTypeError, ModelError, NonFiniteError, ShapeError
 from octavo.nn.model_copies import shared_copy
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.registry import kind_of
-from octavo.quant.algorithms.walk import run_to, stages
+from octavo.quant.algorithms.walk import Walk
 from octavo.quant.calibration import run, seen_of, undisturbed
 from octavo.storage.arguments import checks_arguments
 from octavo.tensors.fixed_order import ordered_sum
@@ -179,13 +180,14 @@ def _correct(
     names = {layer: name for name, layer in layers.items()}
     added = {}
     with undisturbed(model), show.stage("correcting biases", len(layers)) as advance:
-        for stage in stages(model, layers.values(), batches):
-            with _observed({names[layer]: layer for layer in stage.layers}) as means:
-                run_to(model, batches, stage)
-            for layer in stage.layers:
-                name = names[layer]
+        walk = Walk(model, layers.values(), batches)
+        for stage in walk.stages:
+            staged = {names[layer]: layer for layer in stage.layers}
+            means = walk.run_to(stage, functools.partial(_observed, staged))
+            for name, layer in staged.items():
                 if name in means:
                     added[name] = _add(layer, wanted[name] - means[name].value)
+                walk.done(layer)
                 advance()
     return added
 

@@ -74,13 +74,18 @@ def gptq(
     """
     fmt = Format.parse(format)
     w = checked_weight(weight, "gptq")
-    rule = checked_rule(fmt, scale)
+    checked_rule(fmt, scale)
     _check_options(damp, block, order)
-    moments = _checked_hessian(hessian, w.shape[-1])
-    nearest = encode(w, fmt, scale=rule)
+    return solved(w, Factors(hessian, w.shape[-1], damp=damp, order=order), fmt, block=block, scale=scale)
+
+
+def solved(weight: Tensor, factors: Factors, fmt: Format, *, block: int = 128, scale: str = "floor") -> Solution:
+    """Return what :func:`gptq` does for a Hessian that is factored: layers with the same inputs share one."""
+    w = checked_weight(weight, "gptq")
+    nearest = encode(w, fmt, scale=checked_rule(fmt, scale))
     if w.numel() == 0:
         return Solution.of(nearest)
-    problem = _Problem(w.reshape(-1, w.shape[-1]).to(torch.float32).contiguous(), moments, damp, order)
+    problem = _Problem(w.reshape(-1, w.shape[-1]).to(torch.float32).contiguous(), factors)
     values, table, loss = problem.solve(nearest, block, scale)
     rounded = nearest.decode(torch.float32).view_as(values)
     plain = problem.loss(rounded)
@@ -128,16 +133,29 @@ def _checked_hessian(hessian: Tensor, k: int) -> Tensor:
     return moments / mean if mean > 0 else moments.clone()
 
 
-class _Problem:
-    """A weight ``[N, K]`` float32 and ``H + damping = (I + M) D (I + M)'``, M strictly upper, in the solving order."""
+class Factors:
+    """``H + damping = (I + M) D (I + M)'`` of a Hessian, M strictly upper, in the solving order.
 
-    def __init__(self, weight: Tensor, moments: Tensor, damp: float, order: str) -> None:
-        """Factor H."""
-        self.weight, self.columns = weight, None
+    Raises as :func:`gptq`.
+    """
+
+    def __init__(self, hessian: Tensor, k: int, *, damp: float = 0.01, order: str = "natural") -> None:
+        """Check and factor H ``[k, k]``."""
+        self.hessian = hessian
+        moments, self.columns = _checked_hessian(hessian, k), None
         if order == "descending":
             self.columns = moments.diagonal().argsort(descending=True, stable=True)
             moments = moments[self.columns][:, self.columns]
         self.feedback, self.costs, self.damping = _factors(moments, damp)
+
+
+class _Problem:
+    """A weight ``[N, K]`` float32 and the factors of its inputs' Hessian."""
+
+    def __init__(self, weight: Tensor, factors: Factors) -> None:
+        """Take the numbers as they are."""
+        self.weight, self.columns = weight, factors.columns
+        self.feedback, self.costs, self.damping = factors.feedback, factors.costs, factors.damping
 
     def ordered(self, values: Tensor) -> Tensor:
         """Return values ``[.., K]`` with their columns in the solving order."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -9,9 +12,11 @@ from torch import Tensor, nn
 
 from octavo.data.batches import Batches
 from octavo.display.progress import Stages
-from octavo.errors import OctavoError
+from octavo.errors import CalibrationError, OctavoError
+from octavo.nn.linear import QuantLinear
 from octavo.nn.quant_layer import QuantLayer
-from octavo.quant.algorithms.walk import run_to, stages
+from octavo.quant.algorithms.gptq import Factors, solved
+from octavo.quant.algorithms.walk import Stage, Walk
 from octavo.quant.calibration import Products, hooked, undisturbed
 from octavo.quant.zeros import warn_of_silent
 
@@ -19,10 +24,11 @@ from octavo.quant.zeros import warn_of_silent
 def solve_weights(model: nn.Module, layers: list[QuantLayer], batches: Batches | None, show: Stages) -> None:
     """Give layers the weights and scales that their specs' ``gptq`` or ``hqq`` find.
 
-    GPTQ goes in the order the layers run, each from its inputs in the model with everything before it quantized: up to
-    the layer the calibration data runs once more for every layer, or layers with the same input; to the end for layers
-    that do not run just once in every batch. Columns go in descending order of the Hessian's diagonal, scales are
-    fitted. If anything fails the weights are as they were.
+    GPTQ goes in the order the layers run, each from its inputs in the model with everything before it quantized. For
+    every layer, or layers with the same input, the calibration data runs up to it once more, from the last block that
+    is solved whole (:class:`~octavo.quant.algorithms.walk.Walk`); through the whole model for layers that do not run
+    just once in every batch. Columns go in descending order of the Hessian's diagonal, scales are fitted. If anything
+    fails the weights are as they were.
     """
     before = {layer: layer.weight_matrix().detach().clone() for layer in layers}
     by_gptq = [layer for layer in layers if _is_gptq(layer)]
@@ -46,22 +52,43 @@ def _solve_in_order(model: nn.Module, layers: list[QuantLayer], batches: Batches
         silent: list[str] = []
         for layer in layers:
             _enable(layer, False)
-        for stage in stages(model, layers, batches):
+        walk = Walk(model, layers, batches, inputs_alone=True)
+        for stage in walk.stages:
+            products = walk.run_to(stage, functools.partial(_products, stage))
             staged = cast("list[QuantLayer]", stage.layers)
-            products = {layer: Products(layer) for layer in staged}
-
-            def see(layer: QuantLayer, arguments: tuple[Tensor, ...], products: Any = products) -> None:
-                x = arguments[0]
-                products[layer].add(x if layer.input_quantizer is None else layer.input_quantizer(x))
-
-            with hooked(stage.layers, see):
-                run_to(model, batches, stage)
             silent += [_what(layer) for layer in staged if products[layer].n and not products[layer].sums.any()]
+            factors: dict[Products, Factors] = {}
             for layer in staged:
-                _solve(layer, layer.weight_matrix().detach(), products[layer].hessian())
+                sums = products[layer]
+                if sums not in factors:
+                    with _naming(layer):
+                        hessian = sums.hessian()
+                        factors[sums] = Factors(hessian, len(hessian), order="descending")
+                _solve(layer, layer.weight_matrix().detach(), factors[sums])
                 _enable(layer, True)
+                walk.done(layer)
                 advance()
         warn_of_silent(silent)
+
+
+@contextmanager
+def _products(stage: Stage) -> Iterator[dict[nn.Module, Products]]:
+    """Yield the sums of products of the inputs that layers get inside: one for all that read the same numbers."""
+    layers = cast("list[QuantLayer]", stage.layers)
+    kinds: dict[Any, Products] = {}
+    products: dict[nn.Module, Products] = {}
+    for layer in layers:
+        alone = layer.input_quantizer is not None or not stage.alike or not isinstance(layer, QuantLinear)
+        products[layer] = kinds.setdefault(id(layer) if alone else None, Products(layer))
+    first = {id(products[layer]): layer for layer in reversed(layers)}
+
+    def see(layer: QuantLayer, arguments: tuple[Tensor, ...]) -> None:
+        if first[id(products[layer])] is layer:
+            x = arguments[0]
+            products[layer].add(x if layer.input_quantizer is None else layer.input_quantizer(x))
+
+    with hooked(layers, see):
+        yield products
 
 
 def _what(layer: QuantLayer) -> str:
@@ -82,20 +109,28 @@ def _enable(layer: QuantLayer, enabled: bool) -> None:
             quantizer.enabled = enabled
 
 
-def _solve(layer: QuantLayer, weight: Tensor, hessian: Tensor | None = None) -> None:
+@contextmanager
+def _naming(layer: QuantLayer) -> Iterator[None]:
+    """Have errors name the layer's weight."""
+    quantizer = layer.weight_quantizer
+    assert quantizer is not None  # its spec asks for the method
+    try:
+        yield
+    except CalibrationError:  # names it
+        raise
+    except OctavoError as error:
+        raise type(error)(f"{quantizer.what}: {error}") from None
+
+
+def _solve(layer: QuantLayer, weight: Tensor, factors: Factors | None = None) -> None:
     from octavo import quant
 
     quantizer = layer.weight_quantizer
     assert quantizer is not None  # its spec asks for the method
     weight, fmt = weight.to(torch.float32), quantizer.format
-    try:
-        if hessian is None:
-            solution = quant.hqq(weight, fmt)
-        else:
-            solution = quant.gptq(weight, hessian, fmt, order="descending", scale="mse")
-    except OctavoError as error:
-        raise type(error)(f"{quantizer.what}: {error}") from None
-    solved, scales, zeros, levels = solution
+    with _naming(layer):
+        solution = quant.hqq(weight, fmt) if factors is None else solved(weight, factors, fmt, scale="mse")
+    values, scales, zeros, levels = solution
     if scales is not None:  # of formats that have some
         quantizer.set_scales(scales, zeros, levels)
-    layer.set_weight_matrix(solved)
+    layer.set_weight_matrix(values)
