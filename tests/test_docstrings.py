@@ -24,7 +24,10 @@ SECTION = re.compile(r"^(Args|Attributes|Example|Raises|Returns|Warns|Yields):$"
 ENTRY = re.compile(r"^    (\w+):(?=\s)", re.MULTILINE)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 NAMES = [name for name in octavo.__all__ if name != "__version__"]  # a text, which has no docstring
-ROOMS = ("gemm", "linear", "lora", "prune", "quant", "search")  # all functions of these, by the same rules but examples
+#: All functions and methods of these keep to the same rules, but need no example.
+ROOMS = (
+    "cuda", "data", "gemm", "graph", "linear", "lora", "prune", "quant", "recipe", "report", "search", "train",
+)  # fmt: skip
 
 
 def members(name, public):
@@ -51,7 +54,7 @@ def described():
                 if "Args" in sections(public):
                     yield f"{room}.{name}", public
                 yield from members(f"{room}.{name}", public)
-            else:
+            elif callable(public):
                 yield f"{room}.{name}", public
 
 

@@ -4,7 +4,7 @@
 class OctavoError(Exception):
     """Base of everything that Octavo raises on purpose.
 
-    Each subclass is also the built-in exception that fits: :class:`FormatError` is a ``ValueError``.
+    Most subclasses are also the built-in exception that fits: :class:`FormatError` is a ``ValueError``.
 
     Example:
         >>> try:
@@ -234,9 +234,9 @@ class InternalError(OctavoError, RuntimeError):
     Example:
         A panic in Rust arrives as this error, with its message and place; the process goes on.
 
-        >>> raise octavo.InternalError("index out of bounds at rust/core/src/codec.rs:10")
+        >>> raise octavo.InternalError("index out of bounds; please report this")
         Traceback (most recent call last):
-        octavo.errors.InternalError: index out of bounds at rust/core/src/codec.rs:10
+        octavo.errors.InternalError: index out of bounds; please report this
     """
 
 

@@ -148,7 +148,7 @@ def compress_model(
         workers: processes that measure, forks of this one with a thread each, to the same result.
         peers: formats of other libraries (:func:`octavo.search.peer_formats.peers`), evaluated at the same bytes.
         journal: a folder; the same call goes on where it was stopped, whatever ended it.
-        progress: a bar on a terminal; or a function of stage, done and total.
+        progress: a function of stage, done and total; True and False show nothing.
 
     Returns:
         The packed model, its recipe, and the report.

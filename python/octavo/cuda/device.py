@@ -94,7 +94,11 @@ class Info:
 
 
 def info() -> Info:
-    """Return driver, devices, NVRTC and the folder of compiled kernels. Missing parts raise no error."""
+    """Return driver, devices, NVRTC and the folder of compiled kernels. Missing parts raise no error.
+
+    Returns:
+        The parts; ``missing`` has the reasons.
+    """
     facts = _core._cuda_info()
     return Info(
         driver=Driver(**facts["driver"]) if "driver" in facts else None,
@@ -106,7 +110,11 @@ def info() -> Info:
 
 
 def is_available() -> bool:
-    """Whether kernels can run here: there are a driver, a device and NVRTC. :func:`info` has the missing parts."""
+    """Return whether kernels can run here: there are a driver, a device and NVRTC.
+
+    Returns:
+        True or False; :func:`info` has the missing parts.
+    """
     device_info = info()
     return device_info.compiler is not None and bool(device_info.devices)
 
@@ -116,10 +124,20 @@ def warmup(
 ) -> int:
     """Compile and load every kernel of some formats on a device, so that later calls need not.
 
-    ``what``: formats, or a model with formats of its layers. ``device``: default: the model's, else the current one.
-    Call it before a capture into a CUDA graph, which does not allow loading. Returns the number of programs.
+    Call it before a capture into a CUDA graph, which does not allow loading.
 
-    Raises CudaUnavailableError if the device or NVRTC is missing, KernelCompileError, FormatError.
+    Args:
+        what: formats, or a model with formats of its layers.
+        device: default: the model's, else the current one.
+
+    Returns:
+        The number of programs.
+
+    Raises:
+        CudaUnavailableError: if the device or NVRTC is missing.
+        KernelCompileError: for a kernel that NVRTC refuses.
+        FormatError: for an unknown format.
+        DTypeError: for anything else than a model or formats.
     """
     named = _formats(what)
     return _core._cuda_warmup([fmt.core for fmt in named], _ordinal(device, what))
@@ -134,14 +152,22 @@ def prebuild(
 ) -> Prebuilt:
     """Compile kernels into the folder of compiled kernels, in several processes.
 
-    ``archs``: such as ``"sm_90a"``; default: those of the GPUs of this machine, or :data:`COMMON_ARCHS` without a GPU.
-    ``formats``: default: all of :func:`octavo.formats`. ``processes``: default: one per core. ``progress``:
-    called with the finished kernels, the number of kernels, and the name of the last one.
-
     Needs NVRTC and no GPU. Kernels in the folder are not compiled again, also if another process or machine wrote them.
 
-    Raises CudaUnavailableError without NVRTC, KernelCompileError, FormatError, and SettingError for an unknown
-    architecture or without a folder of compiled kernels.
+    Args:
+        archs: such as ``"sm_90a"``; default: those of the GPUs of this machine, or :data:`COMMON_ARCHS` without a GPU.
+        formats: default: all of :func:`octavo.formats`.
+        processes: default: one per core.
+        progress: called with the finished kernels, the number of kernels, and the name of the last one.
+
+    Returns:
+        Numbers of kernels, architectures and seconds.
+
+    Raises:
+        CudaUnavailableError: without NVRTC.
+        KernelCompileError: for a kernel that NVRTC refuses.
+        FormatError: for an unknown format.
+        SettingError: for an unknown architecture or without a folder of compiled kernels.
     """
     known = _core._cuda_archs()
     names = [archs] if isinstance(archs, str | int) else archs

@@ -89,18 +89,32 @@ def call_on(model: nn.Module, batch: Any) -> Any:
     """Call a model on a batch: keywords of a mapping, positions of a tuple or list, else the one argument.
 
     Labels that the model does not take are left out: see :func:`arguments_of`.
+
+    Args:
+        model: the model.
+        batch: one batch.
+
+    Returns:
+        The model's output.
     """
     positional, named = arguments_of(model, batch)
     return model(*positional, **named)
 
 
 def arguments_of(model: nn.Module, batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return the positional and the named arguments that ``model`` gets of a batch.
+    """Return the positional and the named arguments that a model gets of a batch.
 
     Of a mapping, members named as labels (:data:`LABELS`) are left out unless ``forward`` names them. Of a tuple,
     members behind those that ``forward`` takes are; and the last one, if ``forward`` can do without it and it holds one
     whole number a sample, as the class of a data loader's ``(x, y)`` does. Of a pair of a mapping and anything, the
     mapping is taken where ``forward`` has its names.
+
+    Args:
+        model: the model.
+        batch: one batch.
+
+    Returns:
+        Positional arguments, and named ones.
     """
     if isinstance(batch, Mapping):
         return (), _named(model, batch)
@@ -290,7 +304,14 @@ class Batches:
 
 
 def samples_of(batch: Any) -> int:
-    """Return the samples of a batch: the length of its first tensor, 1 where there is none."""
+    """Return the samples of a batch: the length of its first tensor, 1 where there is none.
+
+    Args:
+        batch: one batch.
+
+    Returns:
+        The number.
+    """
     first = next(tensors_in(batch), None)
     return 1 if first is None or not first.ndim else len(first)
 
@@ -300,11 +321,20 @@ def _is_loader(data: Any) -> bool:
 
 
 def tokenized(texts: Sequence[str], tokenizer: Any, samples: int | None = None) -> list[dict[str, Any]]:
-    """Return what a tokenizer of transformers gives for texts, at most 256 tokens each, without padding.
+    """Return the ids of texts by a tokenizer of transformers, at most 256 tokens each, without padding.
 
     Up to 16 texts of one length make a batch; lengths come in the order in which they occur first.
 
-    Raises DataError for a tokenizer that cannot be called so.
+    Args:
+        texts: the texts.
+        tokenizer: of transformers.
+        samples: most texts.
+
+    Returns:
+        Batches.
+
+    Raises:
+        DataError: for a tokenizer that cannot be called so.
     """
     longest = min(getattr(tokenizer, "model_max_length", _TOKENS), _TOKENS)
     alike: dict[Any, list[dict[str, Any]]] = {}

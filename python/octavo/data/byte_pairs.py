@@ -50,10 +50,18 @@ class BytePairTokenizer:
     @classmethod
     @checks_arguments
     def load(cls, path: _Path) -> BytePairTokenizer:
-        """Read a ``tokenizer.json``, a file of the package ``tokenizers``, or the one in a model folder ``path``.
+        """Read a ``tokenizer.json``, a file of the package ``tokenizers``.
 
-        Raises DataError naming the field for another model than byte-level BPE and for rules that are not known here,
-        since ids would be wrong; OSErrors.
+        Args:
+            path: the file, or a model folder with it.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            DataError: names the field, for another model than byte-level BPE and for rules that are not known here,
+                since ids would be wrong.
+            OSError: as the system gives it.
         """
         if os.path.isdir(path):
             path = os.path.join(path, "tokenizer.json")
@@ -64,8 +72,17 @@ class BytePairTokenizer:
     def from_merges(cls, merges: _Path, vocabulary: _Path, *, pattern: str = "gpt2") -> BytePairTokenizer:
         """Read ``vocab.bpe`` (or ``merges.txt``) and ``encoder.json`` (or ``vocab.json``), the files of GPT-2.
 
-        Tokens of ``vocabulary`` that no merge makes are special ones. ``pattern``: how texts are cut: gpt2, smollm,
-        cl100k, llama3 or qwen2. Raises DataError for other content and an unknown pattern, OSErrors.
+        Args:
+            merges: file of the merges.
+            vocabulary: file of the tokens; those that no merge makes are special ones.
+            pattern: how texts are cut: ``gpt2``, ``smollm``, ``cl100k``, ``llama3`` or ``qwen2``.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            DataError: for other content and an unknown pattern.
+            OSError: as the system gives it.
         """
         return cls._read(lambda first, second: _core._BytePairs.from_merges(first, second, pattern), merges, vocabulary)
 
@@ -76,8 +93,18 @@ class BytePairTokenizer:
     ) -> BytePairTokenizer:
         """Read a ``.tiktoken`` file: a line with a token in base64 and its rank, which is its id.
 
-        ``pattern``: as in :meth:`from_merges`. ``special``: special tokens and their ids, which the file does not hold;
-        default: ``<|endoftext|>`` with the next id under the pattern gpt2, else none. Raises DataError, OSErrors.
+        Args:
+            path: the file.
+            pattern: as in :meth:`from_merges`.
+            special: special tokens and their ids, which the file does not hold; default: ``<|endoftext|>`` with the
+                next id under the pattern ``gpt2``, else none.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            DataError: for other content and an unknown pattern.
+            OSError: as the system gives it.
         """
         if special is None and pattern == "gpt2":
             plain = cls.from_tiktoken(path, pattern=pattern, special={})
@@ -100,11 +127,30 @@ class BytePairTokenizer:
         least: int = 2,
         tell: Tell | None = None,
     ) -> BytePairTokenizer:
-        """Learn a vocabulary of ``size`` ids from texts, each a document; counted in parallel, the same on any machine.
+        """Learn a vocabulary from texts; counted in parallel, the same on any machine.
 
-        ``texts``: one text is one document. ``special`` tokens, one or several, get the last ids, and are no part of
-        the texts where they occur in them. ``least``: how often a pair has to occur to become a token; where there are
-        too few of these the vocabulary stays smaller. ``tell`` is called with the progress. Raises DataError.
+        Source: Sennrich et al. 2016; on bytes: Radford et al. 2019.
+
+        Args:
+            texts: documents; one text is one document.
+            size: number of ids.
+            pattern: as in :meth:`from_merges`.
+            special: special tokens, one or several; they get the last ids, and are no part of the texts where they
+                occur.
+            least: times that a pair has to occur to become a token; where too few do, the vocabulary stays smaller.
+            tell: called with the progress.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            DataError: for a size or text that does not fit.
+            DTypeError: for another kind of object.
+
+        Example:
+            >>> tokenizer = octavo.data.BytePairTokenizer.train(["low lower lowest slow slower"] * 2, 262)
+            >>> [tokenizer.token(number).decode() for number in tokenizer.encode("slower")]
+            ['s', 'lowe', 'r']
         """
         if isinstance(texts, str | bytes | bytearray | memoryview):
             texts = [texts]
@@ -131,9 +177,22 @@ class BytePairTokenizer:
     ) -> BytePairTokenizer:
         """Learn a vocabulary from the documents of files, as :meth:`train`.
 
-        ``paths``: files of text with ``<|endoftext|>`` between documents, files ``*.jsonl`` with a ``text`` a line,
-        plain or ``.xz`` or ``.gz``, or folders of them. ``journal``: a file for the counts; after a kill the same call
-        goes on with it, and it is removed at the end. Raises DataError, OSErrors.
+        Args:
+            paths: files of text with ``<|endoftext|>`` between documents, files ``*.jsonl`` with a ``text`` a line,
+                plain or ``.xz`` or ``.gz``, or folders of them.
+            size: as for :meth:`train`.
+            pattern: as for :meth:`train`.
+            special: as for :meth:`train`.
+            least: as for :meth:`train`.
+            journal: a file for the counts; after a kill the same call goes on with it, and it is removed at the end.
+            tell: called with the progress.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            DataError: as :meth:`train`.
+            OSError: as the system gives it.
         """
         tokens = [special] if isinstance(special, str) else special
         return cls(
@@ -153,14 +212,22 @@ class BytePairTokenizer:
     def save(self, path: _Path) -> None:
         """Write a ``tokenizer.json``, which appears whole or not at all, for :meth:`load` and for ``tokenizers``.
 
-        A folder gets the file under that name. Raises OSErrors.
+        Args:
+            path: file to write; a folder gets the file under that name.
+
+        Raises:
+            OSError: as the system gives it.
         """
         if os.path.isdir(path):
             path = os.path.join(path, "tokenizer.json")
         files.write(path, self.to_json())
 
     def to_json(self) -> str:
-        """Return the text of the ``tokenizer.json`` that :meth:`save` writes."""
+        """Return the text of the ``tokenizer.json`` that :meth:`save` writes.
+
+        Returns:
+            JSON.
+        """
         return self._core.to_json()
 
     @property
@@ -189,7 +256,17 @@ class BytePairTokenizer:
         return np.dtype(np.uint16 if self.size <= 1 << 16 else np.uint32)
 
     def token(self, number: int) -> bytes:
-        """Return the bytes of an id. Raises DataError for a number that is none."""
+        """Return the bytes of an id.
+
+        Args:
+            number: the id.
+
+        Returns:
+            The bytes.
+
+        Raises:
+            DataError: for a number that is no id.
+        """
         check(number, int, "number")
         token = self._core.token(number) if 0 <= number < 2**32 else None
         if token is None:
@@ -197,7 +274,14 @@ class BytePairTokenizer:
         return token
 
     def id(self, token: Text) -> int | None:
-        """Return the id of a token, special ones too, or None."""
+        """Return the id of a token, special ones too.
+
+        Args:
+            token: a text or bytes.
+
+        Returns:
+            The id, or None.
+        """
         return self._core.id(_bytes("token", token))
 
     def encode(
@@ -205,9 +289,24 @@ class BytePairTokenizer:
     ) -> NDArray[Any]:
         """Translate a text to ids, in parallel where it is long.
 
-        ``special``: what special tokens in it are: ``allow``, ``refuse`` or ``split``. ``around``: with the tokens that
-        the tokenizer puts around a text, such as ``<|begin_of_text|>``. ``dtype``: uint16, uint32 or int64; default
-        :attr:`dtype`. Returns ids [N]. Raises DataError for a refused special token and for half of a surrogate pair.
+        Args:
+            text: a string, or bytes.
+            special: reading of special tokens in it: ``allow`` gives their ids, ``refuse``, or ``split`` takes them as
+                any other text.
+            around: add the tokens that the tokenizer puts around a text, such as ``<|begin_of_text|>``.
+            dtype: uint16, uint32 or int64; default: :attr:`dtype`.
+
+        Returns:
+            Ids, ``[N]``.
+
+        Raises:
+            DataError: for a refused special token and for half of a surrogate pair.
+            DTypeError: for another kind of object.
+
+        Example:
+            >>> tokenizer = octavo.TextGenerator.load("gpt-small").tokenizer
+            >>> tokenizer.encode("abc").tolist(), tokenizer.encode("c<|endoftext|>", special="allow").tolist()
+            ([64, 65, 66], [66, 256])
         """
         return self.encode_batch([text], special=special, around=around, dtype=dtype)[0]
 
@@ -219,10 +318,21 @@ class BytePairTokenizer:
         around: bool = False,
         dtype: DTypeLike | None = None,
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Translate texts to ids, in parallel; arguments as in :meth:`encode`.
+        """Translate texts to ids, in parallel.
 
-        Returns the ids of all texts, one text behind the other, [N], and where each begins, [texts + 1] int64: those of
-        text ``i`` are ``ids[offsets[i]:offsets[i + 1]]``.
+        Args:
+            texts: strings, or bytes.
+            special: as for :meth:`encode`.
+            around: as for :meth:`encode`.
+            dtype: as for :meth:`encode`.
+
+        Returns:
+            The ids of all texts, one text behind the other, ``[N]``, and where each begins, ``[texts + 1]`` int64:
+            those of text ``i`` are ``ids[offsets[i]:offsets[i + 1]]``.
+
+        Raises:
+            DataError: as :meth:`encode`.
+            DTypeError: as :meth:`encode`.
         """
         kind = self.dtype if dtype is None else dtype_of("ids", dtype, _DTYPES)
         if isinstance(texts, str | bytes | bytearray | memoryview):
@@ -235,21 +345,52 @@ class BytePairTokenizer:
         return ids.astype(kind, copy=False), np.array(encoded.offsets, np.int64)
 
     def count(self, text: Text, *, special: Special = "split") -> int:
-        """Return the number of ids of a text."""
+        """Return the number of ids of a text.
+
+        Args:
+            text: a string, or bytes.
+            special: as for :meth:`encode`.
+
+        Returns:
+            The number.
+
+        Raises:
+            DataError: as :meth:`encode`.
+        """
         return len(self._core.encode([_bytes("text", text)], _how(special), False))
 
     def decode_bytes(self, ids: object) -> bytes:
-        """Translate ids [N] to bytes. uint16, uint32 and int64 cost no copy.
+        """Translate ids to bytes.
 
-        Raises DataError with the column (from 1) for a number that is no id, ShapeError, DTypeError.
+        Args:
+            ids: ``[N]``; uint16, uint32 and int64 cost no copy.
+
+        Returns:
+            The bytes of all tokens.
+
+        Raises:
+            DataError: for a number that is no id, with its column (from 1).
+            ShapeError: for another number of dimensions.
+            DTypeError: for anything else than whole numbers.
         """
         array = np.ascontiguousarray(_ids(ids))
         return self._core.decode((address(array), array.size), array.itemsize)
 
     def decode(self, ids: object, *, errors: str = "replace") -> str:
-        """Translate ids [N] to a text. ``errors``: as in :meth:`bytes.decode`, where the bytes are no UTF-8.
+        """Translate ids to a text.
 
-        Raises as :meth:`decode_bytes`; UnicodeDecodeError under ``errors="strict"``.
+        Args:
+            ids: ``[N]``.
+            errors: as in ``bytes.decode``, where the bytes are no UTF-8.
+
+        Returns:
+            The text.
+
+        Raises:
+            DataError: as :meth:`decode_bytes`.
+            ShapeError: as :meth:`decode_bytes`.
+            DTypeError: as :meth:`decode_bytes`.
+            UnicodeDecodeError: under ``errors="strict"``.
         """
         if not isinstance(errors, str) or errors not in _ERRORS:
             raise DataError(f"errors is {shown(errors)}; accepted are {', '.join(_ERRORS)}")
@@ -258,8 +399,18 @@ class BytePairTokenizer:
     def decode_batch(self, ids: object, offsets: object, *, errors: str = "replace") -> list[str]:
         """Translate the ids of :meth:`encode_batch` back to texts.
 
-        ``offsets``: where each text begins, and the number of all ids at last. Raises ShapeError for offsets that fall
-        or are not from 0 to the number of ids, and as :meth:`decode`.
+        Args:
+            ids: ``[N]``.
+            offsets: where each text begins, and the number of all ids at last.
+            errors: as for :meth:`decode`.
+
+        Returns:
+            The texts.
+
+        Raises:
+            ShapeError: for offsets that fall or are not from 0 to the number of ids.
+            DataError: as :meth:`decode_bytes`.
+            DTypeError: as :meth:`decode_bytes`.
         """
         rows, places = _ids(ids), array_of("offsets", offsets)
         if places.ndim != 1 or not places.size or places.dtype.kind not in "iu":
@@ -274,13 +425,28 @@ class BytePairTokenizer:
         return [self.decode(rows[begin:end], errors=errors) for begin, end in pairwise(begins)]
 
     def stream(self, *, special: Special = "refuse", dtype: DTypeLike | None = None) -> BytePairStream:
-        """Begin a text that comes in pieces; see :class:`BytePairStream`."""
+        """Begin a text that comes in pieces; see :class:`BytePairStream`.
+
+        Args:
+            special: as for :meth:`encode`.
+            dtype: as for :meth:`encode`.
+
+        Returns:
+            The stream.
+        """
         return BytePairStream(self, special, dtype)
 
     def decode_stream(self, ids: Iterable[int]) -> Iterator[str]:
-        """Translate ids one by one, as a model gives them: yields texts of whole characters.
+        """Translate ids one by one, as a model gives them. Bytes that are no UTF-8 become U+FFFD.
 
-        Bytes that are no UTF-8 become U+FFFD.
+        Args:
+            ids: whole numbers.
+
+        Returns:
+            An iterator over texts of whole characters.
+
+        Raises:
+            DataError: for a number that is no id.
         """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         if not isinstance(ids, Iterable):
@@ -314,6 +480,11 @@ class BytePairStream:
     """The ids of a text that comes in pieces: those of the pieces together are those of the text.
 
     Ids come as soon as nothing behind them can change them, which is at the latest at the next white space.
+
+    Args:
+        tokenizer: the tokenizer.
+        special: as for :meth:`BytePairTokenizer.encode`.
+        dtype: as for :meth:`BytePairTokenizer.encode`.
     """
 
     def __init__(self, tokenizer: BytePairTokenizer, special: Special, dtype: DTypeLike | None) -> None:
@@ -326,9 +497,17 @@ class BytePairStream:
         self._kept = b""
 
     def feed(self, piece: Text) -> NDArray[Any]:
-        """Add a piece, which may end inside a character if it is of bytes; returns the ids that are certain now.
+        """Add a piece. A refused text is dropped, and the next piece begins another one.
 
-        Raises as :meth:`BytePairTokenizer.encode`. A refused text is dropped, and the next piece begins another one.
+        Args:
+            piece: a text; one of bytes may end inside a character.
+
+        Returns:
+            The ids that are certain now, ``[N]``.
+
+        Raises:
+            DataError: as :meth:`BytePairTokenizer.encode`.
+            DTypeError: as :meth:`BytePairTokenizer.encode`.
         """
         text, self._kept = self._kept + _bytes("piece", piece), b""
         end = self._tokenizer._core.settled(text, _how(self._special))
@@ -337,7 +516,14 @@ class BytePairStream:
         return ids
 
     def finish(self) -> NDArray[Any]:
-        """End the text; returns the rest of its ids, or raises as :meth:`feed`. The next piece begins another text."""
+        """End the text. The next piece begins another one.
+
+        Returns:
+            The rest of its ids, ``[N]``.
+
+        Raises:
+            DataError: as :meth:`BytePairTokenizer.encode`.
+        """
         text, self._kept = self._kept, b""
         return self._encode(text)
 

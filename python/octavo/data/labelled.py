@@ -12,10 +12,15 @@ from octavo.errors import DataError
 
 @dataclass(frozen=True)
 class Sentences:
-    """Texts and, for each of them, a label from 0 on.
+    """Texts and, for each of them, a label.
 
-    Raises DataError for half of a surrogate pair in a text and for another number of labels, DTypeError for what is
-    no text and no whole number.
+    Args:
+        texts: the texts.
+        labels: as many whole numbers, from 0.
+
+    Raises:
+        DataError: for half of a surrogate pair in a text and for another number of labels.
+        DTypeError: for anything else than texts and whole numbers.
     """
 
     texts: tuple[str, ...]
@@ -37,14 +42,25 @@ class Sentences:
         return len(self.texts)
 
     def pick(self, rows: Sequence[int]) -> Sentences:
-        """Return some of the sentences, in the given order."""
+        """Return some of the sentences, in the given order.
+
+        Args:
+            rows: their numbers, from 0.
+
+        Returns:
+            The sentences.
+        """
         places = [whole("a row of rows", row) for row in listed("rows", rows, "a list of rows")]
         if places and max(places) >= len(self):
             raise DataError(f"row {max(places)} of rows; accepted are rows below {len(self)}")
         return Sentences(tuple(self.texts[row] for row in places), tuple(self.labels[row] for row in places))
 
     def digest(self) -> str:
-        """Return a SHA-256 of all texts and labels, in hexadecimal."""
+        """Return a digest of all texts and labels.
+
+        Returns:
+            SHA-256, in hexadecimal.
+        """
         lines = "\n".join(f"{label}\t{text}" for label, text in zip(self.labels, self.texts, strict=True))
         return sha256(lines.encode()).hexdigest()
 

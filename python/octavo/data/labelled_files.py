@@ -23,15 +23,29 @@ TEXT_BYTES = 1 << 27
 
 @checks_arguments
 def read_labelled(path: Path | str, classes: Mapping[str, int | str] | None = None) -> Sentences:
-    """Read a file of labelled texts, compressed (``.xz``, ``.gz``) or plain, in UTF-8.
+    r"""Read a file of labelled texts, compressed (``.xz``, ``.gz``) or plain, in UTF-8.
 
     A name that ends in ``.jsonl`` or ``.json`` holds JSON objects, one a line, with ``text`` (or ``sentence``,
     ``content``) and ``label``; any other is a table of two columns with a tab between them. A header line with the word
     ``label`` says which column is which; without one the labels are the column of whole numbers, else the last. Labels
-    are whole numbers from 0 on, or names, which ``classes`` numbers (a model's ``label2id``), names first where both
-    could be; without it names are numbered in the order of the alphabet. Empty lines are skipped.
+    are whole numbers from 0 on, or names. Empty lines are skipped.
 
-    Raises DataError with the file, the line and what is accepted there; OSError where the file cannot be read.
+    Args:
+        path: file to read.
+        classes: numbers of names (a model's ``label2id``), names first where both could be; default: names are numbered
+            in the order of the alphabet.
+
+    Returns:
+        Texts and labels.
+
+    Raises:
+        DataError: has the file, the line and what is accepted there.
+        OSError: where the file cannot be read.
+
+    Example:
+        >>> _ = Path("reviews.tsv").write_text("a fine film\tpositive\na dull one\tnegative\n")
+        >>> octavo.data.read_labelled("reviews.tsv").labels
+        (1, 0)
     """
     path = Path(path)
     rows = _objects(path) if is_json_lines(path) else _columns(path)

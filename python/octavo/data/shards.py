@@ -29,9 +29,22 @@ _CHECKED_AT_ONCE: Final = 1 << 24
 
 @checks_arguments
 def write_shard(path: str | os.PathLike[str], ids: object) -> None:
-    """Write ids [N] below 65,536 as a shard, which appears whole or not at all.
+    """Write ids as a shard, which appears whole or not at all.
 
-    Raises DataError for larger ids and more than 2**31 - 1 of them, ShapeError, DTypeError, OSErrors.
+    Args:
+        path: file to write.
+        ids: ``[N]``, below 65,536.
+
+    Raises:
+        DataError: for larger ids and more than 2**31 - 1 of them.
+        ShapeError: for another number of dimensions.
+        DTypeError: for anything else than whole numbers.
+        OSError: as the system gives it.
+
+    Example:
+        >>> octavo.data.write_shard("tokens_train_000001.bin", [5, 3, 65535])
+        >>> octavo.data.read_shard("tokens_train_000001.bin").tolist()
+        [5, 3, 65535]
     """
     array = array_of("ids", ids)
     if array.ndim != 1:
@@ -49,10 +62,18 @@ def write_shard(path: str | os.PathLike[str], ids: object) -> None:
 
 @checks_arguments
 def read_shard(path: str | os.PathLike[str], *, vocabulary: int | None = None) -> NDArray[np.uint16]:
-    """Return the ids [N] of a shard, mapped from the file: they take memory as they are read.
+    """Return the ids of a shard, mapped from the file: they take memory as they are read.
 
-    ``vocabulary``: ids from this number on are refused, which reads all of them. Raises DataError for another magic
-    number, version or length of the file, and for such ids with their place; OSErrors.
+    Args:
+        path: file to read.
+        vocabulary: ids from this number on are refused, which reads all of them.
+
+    Returns:
+        Ids, ``[N]`` uint16.
+
+    Raises:
+        DataError: for another magic number, version or length of the file, and for such ids with their place.
+        OSError: as the system gives it.
     """
     count = shard_tokens(path)
     ids: NDArray[np.uint16] = np.memmap(path, "<u2", "r", HEADER_BYTES, (count,)) if count else np.empty(0, np.uint16)
@@ -98,10 +119,18 @@ def check_ids(name: str, ids: NDArray[np.uint16], vocabulary: int) -> None:
 
 @checks_arguments
 def find_shards(paths: Paths, split: str | None = None) -> list[Path]:
-    """Return shards in the order of their names: files as they are given, of folders all ``*.bin``.
+    """Return shards in the order of their names.
 
-    ``split``: ``train`` or ``val``: of a folder only files with ``_train_`` or ``_val_`` in their names. Raises
-    DataError where there are none, OSErrors.
+    Args:
+        paths: files, or folders, of which all ``*.bin``.
+        split: ``train`` or ``val``: of a folder only files with ``_train_`` or ``_val_`` in their names.
+
+    Returns:
+        Paths.
+
+    Raises:
+        DataError: where there are none.
+        OSError: as the system gives it.
     """
     places = paths_of(paths)
     shards: list[Path] = []

@@ -54,13 +54,22 @@ class TokenAccount:
 class TokenLoader:
     """Batches of windows without an end; ``next(loader)``, or a loop.
 
-    ``paths``: shards, or folders of them. ``batch``: rows of a batch; ``context``: tokens of a row. ``vocabulary``: ids
-    from this number on are refused when their shard is opened. ``end``: the token that every document begins with, an
-    id below ``vocabulary``.
-    ``order``: reference, documents or easy_first; ``seed``: of the order of documents. ``tokens``: the first of all
-    shards, which alone are read, None for all of them: an order by difficulty takes those that a run will train on.
-    ``rank`` of ``ranks`` processes takes its part of each ``ranks * batch`` rows. Raises DataError at once for broken
-    shards and for shards without one batch.
+    Args:
+        paths: shards, or folders of them.
+        batch: rows of a batch.
+        context: tokens of a row.
+        vocabulary: ids from this number on are refused when their shard is opened.
+        end: the token that every document begins with, an id below ``vocabulary``.
+        order: ``reference``, ``documents`` or ``easy_first``.
+        split: ``train`` or ``val``, as for :func:`find_shards`.
+        seed: of the order of documents.
+        rank: number of this process.
+        ranks: number of processes; each takes its part of each ``ranks * batch`` rows.
+        tokens: the first of all shards, which alone are read; default: all of them. An order by difficulty takes those
+            that a run will train on.
+
+    Raises:
+        DataError: at once, for broken shards and for shards without one batch.
     """
 
     @checks_arguments
@@ -135,7 +144,11 @@ class TokenLoader:
         return TokenBatch(inputs, targets, documents)
 
     def state(self) -> dict[str, Any]:
-        """Return where the loader stands, as plain values for a checkpoint."""
+        """Return where the loader stands, for a checkpoint.
+
+        Returns:
+            Plain values.
+        """
         return {
             "order": self.order,
             "seed": self.seed,
@@ -149,7 +162,14 @@ class TokenLoader:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go to where another loader of the same shards stood. Raises DataError for other shards, orders or windows."""
+        """Go to where another loader of the same shards stood.
+
+        Args:
+            state: of :meth:`state`.
+
+        Raises:
+            DataError: for other shards, orders or windows.
+        """
         mine = self.state()
         if not isinstance(state, dict):
             raise DTypeError(f"state is a {type(state).__name__}; accepted is what state() of a loader returned")
@@ -166,7 +186,18 @@ class TokenLoader:
         self._tokens, self._dropped, self._documents = values["tokens"], values["dropped"], None
 
     def continued(self, *, batch: int, context: int) -> TokenLoader:
-        """Return a loader of other windows that goes on where this one stands. Raises DataError as the class does."""
+        """Return a loader of other windows that goes on where this one stands.
+
+        Args:
+            batch: rows of a batch.
+            context: tokens of a row.
+
+        Returns:
+            The loader.
+
+        Raises:
+            DataError: as the class.
+        """
         other = TokenLoader(
             self.files, batch=batch, context=context, vocabulary=self.vocabulary, end=self.end, order=self.order,
             seed=self.seed, rank=self.rank, ranks=self.ranks, tokens=self.tokens,
@@ -176,7 +207,11 @@ class TokenLoader:
         return other
 
     def skip(self, batches: int) -> None:
-        """Pass over batches as if they had been read, in a time that does not grow with their number."""
+        """Pass over batches as if they had been read, in a time that does not grow with their number.
+
+        Args:
+            batches: number of batches.
+        """
         lengths = self._runs
         self._tokens += whole("batches", batches) * self.window
         inside = [max(0, length - 1) // self.window for length in lengths]

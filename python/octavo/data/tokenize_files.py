@@ -92,15 +92,28 @@ def write_shards(
     name: str = "tokens",
     tell: Tell | None = None,
 ) -> ShardIndex:
-    """Write the documents of files as shards of the ids of ``tokenizer``, in the order of the files.
+    """Write the documents of files as shards of ids, in the order of the files.
 
-    ``folder``: gets ``NAME_train_000001.bin`` and so on, of ``shard`` ids each but the last, ``NAME_val_000000.bin``
-    with the first ``validation`` ids where that is above 0 (whole documents: the last one may pass the number, and is
-    cut at twice the number), ``tokenizer.json`` and ``shards.json``. ``end``: the special token before every document.
-    Special tokens inside of documents are text. A run that was killed goes on behind its last whole shard.
+    A run that was killed goes on behind its last whole shard. Special tokens inside of documents are text.
 
-    Returns what ``shards.json`` holds. Raises DataError for a vocabulary of more than 65,536 ids, for one without
-    ``end``, and for a folder of another run; OSErrors.
+    Args:
+        sources: files or folders, as for :meth:`BytePairTokenizer.train_files`.
+        folder: gets ``NAME_train_000001.bin`` and so on, ``NAME_val_000000.bin`` with ``validation``,
+            ``tokenizer.json`` and ``shards.json``.
+        tokenizer: the tokenizer.
+        end: the special token before every document.
+        shard: ids of each shard but the last.
+        validation: first ids, which are for validation: whole documents, of which the last may pass the number, and is
+            cut at twice the number.
+        name: of the files.
+        tell: called with the progress.
+
+    Returns:
+        The contents of ``shards.json``.
+
+    Raises:
+        DataError: for a vocabulary of more than 65,536 ids, for one without ``end``, and for a folder of another run.
+        OSError: as the system gives it.
     """
     paths = files_below(sources)
     number = tokenizer.special.get(end)
@@ -153,7 +166,20 @@ def write_shards(
 
 @checks_arguments
 def count_tokens(sources: Paths, tokenizer: BytePairTokenizer, *, tell: Tell | None = None) -> TokenCount:
-    """Return how many ids and documents files hold, as :func:`write_shards` would write them."""
+    """Return how many ids and documents files hold, as :func:`write_shards` would write them.
+
+    Args:
+        sources: files or folders, as for :meth:`BytePairTokenizer.train_files`.
+        tokenizer: the tokenizer.
+        tell: called with the progress.
+
+    Returns:
+        The numbers.
+
+    Raises:
+        DataError: for files that cannot be read as texts.
+        OSError: as the system gives it.
+    """
     paths = files_below(sources)
     tokens = documents = nbytes = 0
     for part in _encoded(tokenizer, 0, paths, _Place(), tell):

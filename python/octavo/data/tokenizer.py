@@ -29,8 +29,17 @@ class CharTokenizer:
     Ids 0, 1 and 2 are the special tokens ``pad``, ``start`` and ``end``; the characters follow in ascending order of
     their code points. Lines never hold a line feed, so it is in no vocabulary; every other character may be.
 
-    ``CharTokenizer("abc")`` is the vocabulary of these characters, in any order. Raises DataError for none, for more
-    than 253 distinct ones and for a line feed.
+    Args:
+        characters: the vocabulary, in any order.
+
+    Raises:
+        DataError: for none, for more than 253 distinct ones and for a line feed.
+        DTypeError: for anything else than a string.
+
+    Example:
+        >>> ids, lengths = octavo.data.CharTokenizer("abc").encode(["cab", "b"])
+        >>> ids.tolist(), lengths.tolist()  # end is 2, pad 0
+        ([[5, 3, 4, 2], [4, 2, 0, 0]], [4, 2])
     """
 
     pad: Final = 0
@@ -54,9 +63,16 @@ class CharTokenizer:
 
     @classmethod
     def from_lines(cls, lines: Texts) -> CharTokenizer:
-        """Make the vocabulary of all characters of ``lines``, given as to :meth:`encode`.
+        """Make the vocabulary of all characters of some lines.
 
-        Raises DataError as the class itself, and as :meth:`encode` for broken text.
+        Args:
+            lines: as for :meth:`encode`.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            DataError: as the class itself, and as :meth:`encode` for broken text.
         """
         text = _text(lines)
         return cls._of(_core._CharTokenizer.from_lines(_span(text)))
@@ -66,19 +82,40 @@ class CharTokenizer:
         """Return the vocabulary of :mod:`octavo.lab.polynomials.data`: the 28 characters of both sides of a line.
 
         The ``=`` separates the sides and is in neither, so it is not in the vocabulary.
+
+        Returns:
+            The tokenizer.
         """
         return cls._of(_core._CharTokenizer.polynomials())
 
     @classmethod
     @checks_arguments
     def load(cls, path: str | os.PathLike[str]) -> CharTokenizer:
-        """Read a file that :meth:`save` wrote. Raises DataError for any other content, OSErrors."""
+        """Read a file that :meth:`save` wrote.
+
+        Args:
+            path: file to read.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            DataError: for any other content.
+            OSError: as the system gives it.
+        """
         check_regular(path, DataError)
         return cls._of(_core._CharTokenizer.load(path))
 
     @checks_arguments
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write ``tokenizer.json``, a line of JSON, which appears complete or not at all. Raises OSErrors."""
+        """Write ``tokenizer.json``, a line of JSON, which appears complete or not at all.
+
+        Args:
+            path: file to write.
+
+        Raises:
+            OSError: as the system gives it.
+        """
         self._core.save(path)
 
     @property
@@ -102,15 +139,21 @@ class CharTokenizer:
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Translate lines to ids.
 
-        ``lines``: strings, or the bytes of a UTF-8 text, where every line feed ends a line and the last line may lack
-        it. ``max_length``: the length of every row, special tokens included; default: that of the longest line. ``end``
-        and ``start`` put those tokens around each line. ``dtype``: uint8 or int64.
+        Args:
+            lines: strings, or the bytes of a UTF-8 text, where every line feed ends a line and the last line may lack
+                it.
+            max_length: the length of every row, special tokens included; default: that of the longest line.
+            end: put that token behind each line.
+            start: put that token before each line.
+            dtype: uint8 or int64.
 
-        Returns ids [N, max_length], filled with ``pad``, and lengths [N] int64, special tokens included.
+        Returns:
+            Ids ``[N, max_length]``, filled with ``pad``, and lengths ``[N]`` int64, special tokens included.
 
-        Raises DataError with the line and column (counted from 1) for a character that is not in the vocabulary, for a
-        line that is too long, for a line feed in a string and for broken UTF-8; DTypeError for other objects and
-        dtypes.
+        Raises:
+            DataError: for a character that is not in the vocabulary, a line that is too long, a line feed in a string
+                and broken UTF-8; has the line and column (counted from 1).
+            DTypeError: for other objects and dtypes.
         """
         kind = dtype_of("ids", dtype, (np.uint8, np.int64))
         around = (flag("start", start), flag("end", end))
@@ -126,13 +169,20 @@ class CharTokenizer:
         return ids, lengths
 
     def decode(self, ids: object) -> list[str]:
-        """Translate rows of ids back to lines.
+        """Translate rows of ids back to lines. A row is read up to its first ``end``; ``pad`` and ``start`` are
+        skipped.
 
-        ``ids``: [N, L], whatever numpy makes an integer array of, CPU tensors included; uint8 and int64 cost no copy. A
-        row is read up to its first ``end``; ``pad`` and ``start`` are skipped.
+        Args:
+            ids: ``[N, L]``, anything that numpy makes an integer array of, CPU tensors included; uint8 and int64 cost
+                no copy.
 
-        Raises DataError with row and column (counted from 1) for a number that is no id, ShapeError for another number
-        of dimensions, DTypeError for other dtypes.
+        Returns:
+            The lines.
+
+        Raises:
+            DataError: for a number that is no id, with row and column (counted from 1).
+            ShapeError: for another number of dimensions.
+            DTypeError: for other dtypes.
         """
         array = array_of("ids", ids)
         if array.ndim != 2:

@@ -39,16 +39,28 @@ class Report:
     rows: tuple[tuple[Any, ...], ...]
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return the rows as dictionaries, for a data frame."""
+        """Return the rows as dictionaries, for a data frame.
+
+        Returns:
+            One dictionary a row.
+        """
         names = [column.removeprefix(">") for column in self.columns]
         return [dict(zip(names, map(plain, row), strict=True)) for row in self.rows]
 
     def to_json(self) -> str:
-        """Return the rows as JSON."""
+        """Return the rows as JSON.
+
+        Returns:
+            A text.
+        """
         return json.dumps(self.to_rows(), indent=2, ensure_ascii=False)
 
     def to_table(self) -> Table:
-        """Return the rows as a table."""
+        """Return the rows as a table.
+
+        Returns:
+            A table of rich.
+        """
         rows = table(*self.columns)
         for row in self.rows:
             rows.add_row(*map(_cell, row))
@@ -69,7 +81,14 @@ def _cell(value: Any) -> str:
 def operator_counts(graph: GraphContent) -> Report:
     """Return how often each operator is called, most often first, and whether its work is known.
 
-    Raises ModelError if ``torch.export`` refused the model.
+    Args:
+        graph: of :func:`capture`.
+
+    Returns:
+        A report of rows.
+
+    Raises:
+        ModelError: if ``torch.export`` refused the model.
     """
     graph.require_operators("a count of operators")
     known = {node.op: True for node in graph.nodes}
@@ -81,7 +100,14 @@ def operator_counts(graph: GraphContent) -> Report:
 
 @checks_arguments
 def module_counts(graph: GraphContent) -> Report:
-    """Return the number of modules and weights of each class, most weights first."""
+    """Return the number of modules and weights of each class, most weights first.
+
+    Args:
+        graph: of :func:`capture`.
+
+    Returns:
+        A report of rows.
+    """
     modules = Counter(record.module_class for record in graph.modules)
     elements: Counter[str] = Counter()
     seen: set[str] = set()
@@ -96,7 +122,14 @@ def module_counts(graph: GraphContent) -> Report:
 
 @checks_arguments
 def block_counts(graph: GraphContent) -> Report:
-    """Return the nodes of the module level; equal nodes are one row with a count."""
+    """Return the nodes of the module level; equal nodes are one row with a count.
+
+    Args:
+        graph: of :func:`capture`.
+
+    Returns:
+        A report of rows.
+    """
     rows = [
         (block.paths[0] if block.count == 1 else f"{block.paths[0]} ... {block.paths[-1]}", block.module_class,
          block.count, block.operators)
@@ -109,7 +142,16 @@ def block_counts(graph: GraphContent) -> Report:
 def dead_branches(graph: GraphContent) -> Report:
     """Return the dead parts: weights that no operator reads, and operators whose results reach no output.
 
-    Operators that write to their arguments are alive. Raises ModelError if ``torch.export`` refused the model.
+    Operators that write to their arguments are alive.
+
+    Args:
+        graph: of :func:`capture`.
+
+    Returns:
+        A report of rows.
+
+    Raises:
+        ModelError: if ``torch.export`` refused the model.
     """
     graph.require_operators("a search for dead branches")
     read = {graph.tensors[name].alias_of or name for node in graph.nodes for name in node.inputs}
@@ -134,7 +176,19 @@ def dead_branches(graph: GraphContent) -> Report:
 def sparsity(model: nn.Module) -> Report:
     """Return the elements, the zeros and the share of zeros of each weight of a model; packed weights are decoded.
 
-    Raises ModelError for weights without values: on the meta device, or not initialized yet.
+    Args:
+        model: any model.
+
+    Returns:
+        A report of rows.
+
+    Raises:
+        ModelError: for weights without values: on the meta device, or not initialized yet.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(64, 64, bias=False))
+        >>> octavo.graph.sparsity(octavo.prune_model(model, 0.5)).to_rows()[0]
+        {'weight': '0.weight', 'elements': 4096, 'zeros': 2048, 'share': 0.5}
     """
     rows = []
     seen: set[int] = set()
@@ -194,12 +248,22 @@ def check_quantiles(quantiles: Sequence[float]) -> None:
 def tensor_statistics(
     model: nn.Module, batches: Iterable[Any] = (), *, quantiles: Sequence[float] = (0.001, 0.5, 0.999)
 ) -> Report:
-    """Return range, mean, deviation and quantiles of every weight, and of the outputs of every layer on ``batches``.
+    """Return range, mean, deviation and quantiles of every weight, and of the outputs of every layer.
 
     Statistics are streamed into the histograms that calibration also uses, with the same error bound; results do not
     depend on the order of batches. The model runs in evaluation mode without gradients and is not changed.
-    ``quantiles``: shares from 0 to 1. Raises NonFiniteError naming a tensor with NaN or infinity, ModelError for
-    weights without values and for quantiles outside 0 to 1.
+
+    Args:
+        model: any model.
+        batches: data for the outputs of layers; weights need none.
+        quantiles: shares from 0 to 1.
+
+    Returns:
+        A report of rows.
+
+    Raises:
+        NonFiniteError: names a tensor with NaN or infinity.
+        ModelError: for weights without values and for quantiles outside 0 to 1.
     """
     check_quantiles(quantiles)
     seen: dict[str, Statistics] = {}

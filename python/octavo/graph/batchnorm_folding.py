@@ -30,15 +30,30 @@ def fold_batchnorm(model: nn.Module, inputs: Any, *, inplace: bool = False) -> t
     """Return the model with each batch normalization that follows a layer folded into its weight and bias.
 
     ``w' = w g / sqrt(v + eps)``, ``b' = (b - m) g / sqrt(v + eps) + beta``, in float64, rounded once to the weight's
-    dtype. Layers: ``nn.Conv1d``, ``Conv2d``, ``Conv3d``, and ``nn.Linear`` with an output of two dimensions.
-    ``inputs``: as for :func:`capture`, whose graph shows which layer a normalization reads. A pair is not folded if the
-    layer's output is read elsewhere, a weight is shared, either runs twice or has hooks, or the normalization has no
-    running statistics; the report has the reason. Afterwards the state dict has a bias for the layer and no entries of
-    the normalization. :func:`octavo.save_model` records this, and so does ``save_pretrained`` of a model of
-    transformers; :func:`octavo.load_model` restores it.
+    dtype. Layers: ``nn.Conv1d``, ``Conv2d``, ``Conv3d``, and ``nn.Linear`` with an output of two dimensions. A pair is
+    not folded if the layer's output is read elsewhere, a weight is shared, either runs twice or has hooks, or the
+    normalization has no running statistics; the report has the reason. Afterwards the state dict has a bias for the
+    layer and no entries of the normalization. :func:`octavo.save_model` records this, and so does ``save_pretrained``
+    of a model of transformers; :func:`octavo.load_model` restores it.
 
-    Raises ModelError for a model in training mode, whose normalization depends on the batch, and if ``torch.export``
-    refuses the model.
+    Args:
+        model: in evaluation mode.
+        inputs: as for :func:`capture`, whose graph shows which layer a normalization reads.
+        inplace: change ``model`` itself; else a copy.
+
+    Returns:
+        The model, and a report of the pairs.
+
+    Raises:
+        ModelError: for a model in training mode, whose normalization depends on the batch, and if ``torch.export``
+            refuses the model.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4)).eval()
+        >>> x = torch.randn(2, 4, 8)
+        >>> folded, report = octavo.graph.fold_batchnorm(model, x)
+        >>> sorted(folded.state_dict()), torch.allclose(folded(x), model(x), atol=1e-6)
+        (['0.bias', '0.weight'], True)
     """
     model = model if inplace else deep_copy(model)
     norms = [(path, module) for path, module in model.named_modules() if isinstance(module, _BatchNorm)]

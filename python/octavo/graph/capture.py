@@ -25,17 +25,31 @@ _cache: WeakKeyDictionary[nn.Module, tuple[Any, Graph]] = WeakKeyDictionary()
 def capture(model: nn.Module, inputs: Any, *, dimensions: Names | None = None) -> Graph:
     """Return the graph of a model: its operators, tensors and modules, without running it.
 
-    ``inputs``: a mapping of keyword arguments, a tuple or list of positional arguments, or a single argument. Values do
-    not matter, and a model on the meta device is accepted. ``dimensions``: names of the dimensions of an input, None
-    for a fixed one, as in ``{"x": ("sequence", "batch", None)}``. By default the first dimension of every input is
-    ``batch``, and the second dimension of token ids, and of float tensors of three dimensions, is ``sequence``. A size
-    that the model's own code fixes stays a number.
-
     The model is captured in its present mode; its values, mode and random state are not changed. If ``torch.export``
-    refuses the model, the graph has only the module level, and ``Graph.refusal`` has the reason. Graphs are cached:
-    the same call returns the same graph until modules, shapes, formats or inputs change.
+    refuses the model, the graph has only the module level, and ``Graph.refusal`` has the reason. Graphs are cached: the
+    same call returns the same graph until modules, shapes, formats or inputs change.
 
-    Raises ModelError for inputs that do not fit the model's ``forward``, DTypeError for an argument that is no module.
+    Args:
+        model: the model; it may be on the meta device.
+        inputs: a mapping of keyword arguments, a tuple or list of positional arguments, or a single argument; values do
+            not matter.
+        dimensions: names of the dimensions of an input, None for a fixed one, as in
+            ``{"x": ("sequence", "batch", None)}``. By default the first dimension of every input is ``batch``, and the
+            second dimension of token ids, and of float tensors of three dimensions, is ``sequence``. A size that the
+            model's own code fixes stays a number.
+
+    Returns:
+        The graph, which prints as tables.
+
+    Raises:
+        ModelError: for inputs that do not fit the model's ``forward``.
+        DTypeError: for an argument that is no module.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+        >>> graph = octavo.graph.capture(model, torch.zeros(1, 64))
+        >>> [node.op for node in graph.nodes], graph.costs("int4:g32").at(batch=16).macs
+        (['aten.linear', 'aten.relu', 'aten.linear'], 73728)
     """
     flat = take(model, inputs, dimensions)
     key = (_state(model), flat.key())

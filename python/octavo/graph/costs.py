@@ -110,10 +110,17 @@ class Costs:
         return self.resident_bytes + sympy.Max(*most, evaluate=False)
 
     def at(self, **sizes: int) -> Totals:
-        """Return the costs at sizes such as ``batch=8, sequence=128``; the default is the sizes of the inputs.
+        """Return the costs at sizes.
 
-        Raises ModelError for a name that is no size of the graph, for a value that is no whole number from 0 up, and
-        for a missing size that depends on values.
+        Args:
+            sizes: such as ``batch=8, sequence=128``; default: the sizes of the inputs.
+
+        Returns:
+            Numbers.
+
+        Raises:
+            ModelError: for a name that is no size of the graph, for a value that is no whole number from 0 up, and for
+                a missing size that depends on values.
         """
         if wrong := sorted(sizes.keys() - set(self.symbols)):
             known = ", ".join(self.symbols) or "none"
@@ -134,7 +141,14 @@ class Costs:
 
     @checks_arguments
     def by_module(self, graph: GraphContent) -> dict[str, NodeCost]:
-        """Return the costs summed for each node of the module level."""
+        """Return the costs summed for each node of the module level.
+
+        Args:
+            graph: the graph of these costs.
+
+        Returns:
+            Costs by node.
+        """
         place = {inner: node.module_path for node in graph.module_nodes for inner in node.nodes}
         groups: dict[str, list[NodeCost]] = defaultdict(list)
         for row in self.rows:
@@ -143,7 +157,17 @@ class Costs:
         return {path: _added(path, classes[path], rows) for path, rows in groups.items()}
 
     def as_dict(self, **sizes: int) -> dict[str, Any]:
-        """Return plain values: symbolic costs as texts, and numbers at sizes."""
+        """Return plain values: symbolic costs as texts, and numbers at sizes.
+
+        Args:
+            sizes: as for :meth:`at`.
+
+        Returns:
+            A dictionary.
+
+        Raises:
+            ModelError: as :meth:`at`.
+        """
         names = ("macs", "elementwise", "bitops", "weight_bytes", "traffic_bytes", "peak_bytes")
         totals = self.at(**sizes)
         return {
@@ -158,11 +182,31 @@ class Costs:
         }
 
     def to_json(self, **sizes: int) -> str:
-        """Return :meth:`as_dict` as JSON."""
+        """Return :meth:`as_dict` as JSON.
+
+        Args:
+            sizes: as for :meth:`at`.
+
+        Returns:
+            A text.
+
+        Raises:
+            ModelError: as :meth:`at`.
+        """
         return json.dumps(self.as_dict(**sizes), indent=2)
 
     def to_table(self, **sizes: int) -> Table:
-        """Return the totals at sizes as a table."""
+        """Return the totals at sizes.
+
+        Args:
+            sizes: as for :meth:`at`.
+
+        Returns:
+            A table of rich.
+
+        Raises:
+            ModelError: as :meth:`at`.
+        """
         totals = self.at(**sizes)
         rows = table("cost", ">value")
         rows.add_row("multiply-adds", _count(totals.macs))

@@ -51,7 +51,11 @@ class Difference:
         return any((self.added, self.removed, self.changed, self.weights_added, self.weights_removed))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return plain values.
+
+        Returns:
+            A dictionary.
+        """
         return {
             "added": [node.as_dict() for node in self.added],
             "removed": [node.as_dict() for node in self.removed],
@@ -61,11 +65,19 @@ class Difference:
         }
 
     def to_json(self) -> str:
-        """Return :meth:`as_dict` as JSON."""
+        """Return :meth:`as_dict` as JSON.
+
+        Returns:
+            A text.
+        """
         return json.dumps(self.as_dict(), indent=2, ensure_ascii=False)
 
     def to_table(self) -> Table:
-        """Return a row for each difference."""
+        """Return a row for each difference.
+
+        Returns:
+            A table of rich.
+        """
         rows = table("", "where", "operator", "what", "before", "after")
         for sign, nodes in (("-", self.removed), ("+", self.added)):
             for node in nodes:
@@ -89,6 +101,23 @@ def diff(a: Graph, b: Graph) -> Difference:
 
     Nodes are matched by the path of their module, and inside a module by the order of operators. If one of the graphs
     has no operators, modules are compared.
+
+    Args:
+        a: the first graph.
+        b: the second graph.
+
+    Returns:
+        The differences, falsy for equal graphs.
+
+    Example:
+        >>> model, x = nn.Sequential(nn.Linear(64, 8)), torch.zeros(1, 64)
+        >>> before = octavo.graph.capture(model, x)
+        >>> after = octavo.graph.capture(octavo.quantize_model(model, "int8"), x)
+        >>> for change in octavo.graph.diff(before, after).changed:
+        ...     print(change.where, change.what, change.before, change.after)
+        0.weight format - int8
+        0 format -, -, -, - -, int8, -, -
+        0 bitops 524288*batch 131072*batch
     """
     before, after = ({record.name: record for record in graph.weights} for graph in (a, b))
     changed = [change for name in before.keys() & after.keys() for change in _weights(before[name], after[name])]

@@ -13,7 +13,15 @@ from octavo.storage.arguments import checks_arguments
 def to_dot(graph: GraphContent, level: Literal["module", "operator"] = "module") -> str:
     """Return a graph as DOT: a box for each node of a level, an arrow for each tensor between two nodes.
 
-    Raises ModelError for ``level="operator"`` if the graph has no operators.
+    Args:
+        graph: of :func:`capture`.
+        level: ``module`` or ``operator``.
+
+    Returns:
+        A text for Graphviz.
+
+    Raises:
+        ModelError: for ``level="operator"`` if the graph has no operators.
     """
     nodes: tuple[Node | ModuleNode, ...] = graph.level("operator") if level == "operator" else graph.level("module")
     lines = ["digraph model {", "  rankdir=TB; node [shape=box];"]

@@ -69,10 +69,17 @@ def remove_dropout(model: nn.Module, inputs: Any = None, *, inplace: bool = Fals
     """Return the model without drop-out, and a report of the removed parts.
 
     Modules of drop-out are replaced by the identity. Attributes and entries of a ``config`` with a probability, such as
-    ``attention_dropout``, become 0. ``inputs``: as for :func:`capture`. With inputs the model is captured in training
-    mode, and the forward of modules that call drop-out as a function is wrapped. Without inputs such calls stay, with
-    the probability that their module passes. State-dict names do not change. Batch normalization keeps its training
-    mode.
+    ``attention_dropout``, become 0. Without inputs, calls of drop-out as a function stay, with the probability that
+    their module passes. State-dict names do not change. Batch normalization keeps its training mode.
+
+    Args:
+        model: any model.
+        inputs: as for :func:`capture`. The model is captured in training mode, and the forward of modules that call
+            drop-out as a function is wrapped.
+        inplace: change ``model`` itself; else a copy.
+
+    Returns:
+        The model, and the report.
     """
     model = model if inplace else deep_copy(model)
     rows: list[tuple[str, str, str]] = []

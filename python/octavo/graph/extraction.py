@@ -37,9 +37,19 @@ def extract(
 ) -> tuple[nn.Module, TransformReport]:
     """Return the module of a path as a separate model, and a report of its inputs and outputs.
 
-    ``inputs``: inputs of the whole model, which runs once in evaluation mode; without them the report is empty.
-    ``inplace``: return the module itself instead of a copy. :func:`module_inputs` returns the inputs of the module.
-    Raises ModelError for an unknown path and for a module that the model does not call.
+    :func:`module_inputs` returns the inputs of the module.
+
+    Args:
+        model: the whole model.
+        path: of the module.
+        inputs: inputs of the whole model, which runs once in evaluation mode; without them the report is empty.
+        inplace: return the module itself instead of a copy.
+
+    Returns:
+        The module and the report.
+
+    Raises:
+        ModelError: for an unknown path and for a module that the model does not call.
     """
     module = _module(model, ExtractConfig(path).path)
     rows: list[tuple[str, str, str, str]] = []
@@ -57,8 +67,18 @@ def extract(
 def module_inputs(model: nn.Module, path: str, inputs: Any) -> dict[str, Any]:
     """Return the arguments of the module of a path, by the parameter names of its forward.
 
-    The model runs once on ``inputs`` (as for :func:`capture`) in evaluation mode and is not changed. Raises ModelError
-    for an unknown path, a module that the model does not call, and arguments without names.
+    The model runs once in evaluation mode and is not changed.
+
+    Args:
+        model: the whole model.
+        path: of the module.
+        inputs: of the whole model, as for :func:`capture`.
+
+    Returns:
+        Arguments by name.
+
+    Raises:
+        ModelError: for an unknown path, a module that the model does not call, and arguments without names.
     """
     return _called(model, path, inputs)[0]
 

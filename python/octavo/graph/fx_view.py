@@ -45,9 +45,16 @@ class FxNode:
 
     @checks_arguments
     def as_dict(self, **sizes: int) -> dict[str, Any]:
-        """Return plain values for JSON; ``hardware`` at sizes such as ``batch=8``, or symbolic, as text, without.
+        """Return plain values for JSON.
 
-        Raises ModelError for a missing size, where any is present.
+        Args:
+            sizes: such as ``batch=8``, at which ``hardware`` has numbers; without them it is symbolic, as text.
+
+        Returns:
+            A dictionary.
+
+        Raises:
+            ModelError: for a missing size, where any is given.
         """
         hardware = {name: at(value, sizes) if sizes else value for name, value in self.hardware.items()}
         return {
@@ -70,8 +77,16 @@ def fx_nodes(graph: Graph, model: nn.Module | None = None, batches: Iterable[Any
     constants that are read outside a layer are ``get_attr``. Methods of tensors are ``call_method``; functions and
     Python's operators are ``call_function``. ``output`` is last. Items of a tuple are no nodes of their own.
 
-    ``model``, ``batches``: as for :meth:`octavo.graph.Graph.software`; without a model ``software`` is empty.
-    Raises ModelError for a graph without operators, and for another model.
+    Args:
+        graph: of :func:`capture`.
+        model: the model of the graph; without it ``software`` is empty.
+        batches: as for :meth:`octavo.graph.Graph.software`.
+
+    Returns:
+        The nodes.
+
+    Raises:
+        ModelError: for a graph without operators, and for another model.
     """
     graph.require_operators("the nodes of FX")
     return tuple(_FxView(graph, {} if model is None else graph.software(model, batches)).nodes)

@@ -34,13 +34,22 @@ class Graph(GraphContent):
 
     @checks_arguments
     def software(self, model: nn.Module, batches: Iterable[Any] = ()) -> Mapping[str, Mapping[str, Any]]:
-        """By node: ``args`` and ``results``, each tensor with ``statistics`` and ``sparsity``, and ``calibration``.
+        """Return statistics, sparsity and calibration of the tensors of each node.
 
-        ``model``: the model of the graph, which has the values. ``batches``: inputs for statistics of activations, the
-        outputs of layers without children; weights need none. ``statistics``: ``low``, ``high``, ``mean``,
-        ``deviation``. ``sparsity``: the share of zeros of a weight. ``calibration``: by role the format, whether its
-        scales are static, and the least and largest scale. Unknown values are None. Raises ModelError for another
-        model, and the errors of :func:`octavo.graph.tensor_statistics`.
+        ``statistics``: ``low``, ``high``, ``mean``, ``deviation``. ``sparsity``: the share of zeros of a weight.
+        ``calibration``: by role the format, whether its scales are static, and the least and largest scale. Unknown
+        values are None.
+
+        Args:
+            model: the model of the graph, which has the values.
+            batches: inputs for statistics of activations, the outputs of layers without children; weights need none.
+
+        Returns:
+            By node ``args`` and ``results``, each tensor with ``statistics`` and ``sparsity``, and ``calibration``.
+
+        Raises:
+            ModelError: for another model; and as :func:`octavo.graph.tensor_statistics`.
+            NonFiniteError: as :func:`octavo.graph.tensor_statistics`.
         """
         return software_of(self, model, batches)
 
@@ -48,7 +57,13 @@ class Graph(GraphContent):
     def costs(self, recipe: Recipe | str | Mapping[str, Any] | None = None) -> Costs:
         """Return the costs of the graph, symbolic in its sizes.
 
-        ``recipe``: costs of the model packed by it, without packing; anything that :meth:`octavo.Recipe.of` accepts.
-        Raises FormatError as :meth:`octavo.Recipe.plan` does.
+        Args:
+            recipe: costs of the model packed by it, without packing; anything that :meth:`octavo.Recipe.of` accepts.
+
+        Returns:
+            The costs.
+
+        Raises:
+            FormatError: as :meth:`octavo.Recipe.plan`.
         """
         return costs_of(self, recipe)

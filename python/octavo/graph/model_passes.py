@@ -48,7 +48,18 @@ class PassInputs:
 
     @checks_arguments
     def graph(self, model: nn.Module, name: str) -> Graph:
-        """Return the graph of a model on ``inputs``. Raises ModelError without inputs; ``name``: name of the pass."""
+        """Return the graph of a model on ``inputs``.
+
+        Args:
+            model: the model.
+            name: of the pass, for errors.
+
+        Returns:
+            The graph.
+
+        Raises:
+            ModelError: without inputs.
+        """
         if self.inputs is None:
             raise ModelError(f"{name}: it follows the model's operators, which needs inputs; give inputs=batch")
         return capture(model, self.inputs)
@@ -90,8 +101,16 @@ class Pass:
     def configured(self, given: Any = None, **options: Any) -> Any:
         """Return a configuration from a mapping, from options, from both, or from a configuration.
 
-        ``given`` is not changed. Raises ModelError for an unknown or missing key, with the nearest known one, and the
-        errors of the configuration; DTypeError for other types.
+        Args:
+            given: a mapping or a configuration; it is not changed.
+            options: fields of the configuration.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ModelError: for an unknown or missing key, with the nearest known one; and as the configuration.
+            DTypeError: for other types.
         """
         if isinstance(given, self.config):
             return dataclasses.replace(given, **options) if options else given  # type: ignore[type-var]
@@ -213,7 +232,17 @@ def _too_late(this: Pass, stage: str | None, allowed: tuple[str, ...]) -> bool:
 
 @checks_arguments
 def register_pass(this: Pass) -> Pass:
-    """Register a pass under its name, and return it. Raises ModelError for a name that is taken."""
+    """Register a pass under its name.
+
+    Args:
+        this: the pass.
+
+    Returns:
+        The pass.
+
+    Raises:
+        ModelError: for a name that is taken.
+    """
     if this.name in pass_names():
         raise ModelError(f"there is a pass {this.name!r} already; give the new one another name")
     _registered[this.name] = this
@@ -221,13 +250,31 @@ def register_pass(this: Pass) -> Pass:
 
 
 def pass_names() -> list[str]:
-    """Return the names of all passes."""
+    """Return the names of all passes.
+
+    Returns:
+        Names, for :func:`find_pass`.
+
+    Example:
+        >>> octavo.graph.pass_names()[:6]
+        ['block_counts', 'compact', 'costs', 'dead_branches', 'extract', 'fold_batchnorm']
+    """
     return sorted({*_registered, *(name.removeprefix(_PREFIX) for name in late_binding.bound(_PREFIX))})
 
 
 @checks_arguments
 def find_pass(name: str) -> Pass:
-    """Return the pass of a name. Raises ModelError for an unknown name, with the nearest known one."""
+    """Return the pass of a name.
+
+    Args:
+        name: of :func:`pass_names`.
+
+    Returns:
+        The pass.
+
+    Raises:
+        ModelError: for an unknown name; names the nearest known one.
+    """
     if name in _registered:
         return _registered[name]
     known = pass_names()

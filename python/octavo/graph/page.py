@@ -34,8 +34,19 @@ _EXPRESSION_LENGTH = 48  # characters of a symbolic cost that a page shows
 def to_html(graph: Graph, recipe: Recipe | str | Mapping[str, Any] | None = None, **sizes: int) -> str:
     """Return one file of HTML: totals, and the modules as a collapsible tree, coloured by cost or bits.
 
-    Equal layers of a list are one row with their count. ``recipe``, ``sizes``: as for :meth:`Graph.costs` and
-    :meth:`Costs.at`, with their errors. The page loads no other files.
+    Equal layers of a list are one row with their count. The page loads no other files.
+
+    Args:
+        graph: of :func:`capture`.
+        recipe: as for :meth:`Graph.costs`.
+        sizes: as for :meth:`Costs.at`.
+
+    Returns:
+        The page.
+
+    Raises:
+        FormatError: as :meth:`Graph.costs`.
+        ModelError: as :meth:`Costs.at`.
     """
     return tree_page(page_data(graph, recipe, **sizes))
 

@@ -30,7 +30,17 @@ class Step:
 
     @classmethod
     def of(cls, given: Any) -> Step:
-        """Return a step from a step, a name, a pair of name and configuration, or ``{"pass": name, **config}``."""
+        """Return a step of any of its written forms.
+
+        Args:
+            given: a step, a name, a pair of name and configuration, or ``{"pass": name, **config}``.
+
+        Returns:
+            The step.
+
+        Raises:
+            ModelError: for an unknown pass or key, and for another kind of object.
+        """
         if isinstance(given, Step):
             return given
         if isinstance(given, Mapping):
@@ -49,7 +59,11 @@ class Step:
         return cls(pass_, pass_.configured(config))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values: the name under ``pass``, and every option that is not None."""
+        """Return plain values: the name under ``pass``, and every option that is not None.
+
+        Returns:
+            A dictionary.
+        """
         return {"pass": self.run.name, **plain_config(self.config)}
 
 
@@ -67,7 +81,11 @@ class PipelineResult:
     inputs: Any = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return plain values.
+
+        Returns:
+            A dictionary.
+        """
         return {
             "pipeline": self.pipeline.as_dict(),
             "reports": [
@@ -80,16 +98,28 @@ class PipelineResult:
         }
 
     def to_json(self) -> str:
-        """Return :meth:`as_dict` as JSON."""
+        """Return :meth:`as_dict` as JSON.
+
+        Returns:
+            A text.
+        """
         return json.dumps(self.as_dict(), indent=2, ensure_ascii=False)
 
 
 class Pipeline:
     """Passes in execution order, each with its configuration. An immutable value without a model.
 
-    ``Pipeline(["remove_dropout", ("quantize", {"recipe": "int8"}), "pack"])``, ``Pipeline.from_toml(text_or_path)``.
-    Arguments are not changed. Raises ModelError for an unknown pass or key, and for an order that contradicts
-    :data:`octavo.graph.STAGES`.
+    Args:
+        steps: names of passes, pairs of name and options, or steps; they are not changed.
+
+    Raises:
+        ModelError: for an unknown pass or key, and for an order that contradicts ``octavo.graph.STAGES``.
+
+    Example:
+        >>> pipeline = octavo.graph.Pipeline(["remove_dropout", ("quantize", {"recipe": "int8"}), "pack"])
+        >>> model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.1))
+        >>> type(pipeline.run(model).model[0]).__name__
+        'PackedLinear'
     """
 
     __slots__ = ("steps",)
@@ -117,10 +147,20 @@ class Pipeline:
     ) -> PipelineResult:
         """Run the passes on a model, in order.
 
-        ``inputs``: inputs of the model, for passes that use its operators or measure. ``calibration``: batches for
-        passes that choose scales. ``inplace=False``: run on a deep copy, and never change the model. The same pipeline
-        on the same model gives the same bytes; an empty pipeline changes no bit. Raises ModelError, before work starts,
-        for a model that has reached a later stage than a pass may follow, and the errors of the passes.
+        The same pipeline on the same model gives the same bytes; an empty pipeline changes no bit.
+
+        Args:
+            model: the model.
+            inputs: inputs of the model, for passes that use its operators or measure.
+            calibration: batches, for passes that choose scales.
+            inplace: change ``model`` itself; else a deep copy of it.
+
+        Returns:
+            The model, a report for each pass, and the pipeline with explicit choices.
+
+        Raises:
+            ModelError: before work starts, for a model that has reached a later stage than a pass may follow; and as
+                the passes.
         """
         for step in self.steps:
             require_stage(step.run, model)
@@ -141,7 +181,17 @@ class Pipeline:
 
     @classmethod
     def of(cls, given: Any) -> Pipeline:
-        """Return a pipeline: itself, a list of steps, its dictionary, or the path of a TOML or JSON file."""
+        """Return the pipeline of any of its written forms.
+
+        Args:
+            given: a pipeline, a list of steps, its dictionary, or the path of a TOML or JSON file.
+
+        Returns:
+            The pipeline.
+
+        Raises:
+            ModelError: as the class.
+        """
         if isinstance(given, Pipeline):
             return given
         if isinstance(given, Mapping):
@@ -153,7 +203,17 @@ class Pipeline:
     @classmethod
     @checks_arguments
     def from_dict(cls, given: Mapping[str, Any]) -> Pipeline:
-        """Read ``{"passes": [{"pass": NAME, OPTION: VALUE, ...}]}``."""
+        """Read plain values.
+
+        Args:
+            given: ``{"passes": [{"pass": NAME, OPTION: VALUE, ...}]}``.
+
+        Returns:
+            The pipeline.
+
+        Raises:
+            ModelError: as the class.
+        """
         steps = given.get("passes") if isinstance(given, Mapping) else None
         if not isinstance(steps, list | tuple) or len(given) != 1 or not all(isinstance(s, Mapping) for s in steps):
             raise ModelError("a pipeline is {'passes': [...]}, each pass like {'pass': 'quantize', 'recipe': 'int8'}")
@@ -162,25 +222,59 @@ class Pipeline:
     @classmethod
     @checks_arguments
     def from_json(cls, given: str | os.PathLike[str]) -> Pipeline:
-        """Read JSON, a text or the path of a file."""
+        """Read JSON.
+
+        Args:
+            given: a text, or the path of a file.
+
+        Returns:
+            The pipeline.
+
+        Raises:
+            ModelError: as the class, and for a text that is no JSON.
+            OSError: for a file that cannot be read.
+        """
         return cls.from_dict(parse_json(_text(given), "pipeline", error=ModelError))
 
     @classmethod
     @checks_arguments
     def from_toml(cls, given: str | os.PathLike[str]) -> Pipeline:
-        """Read TOML, a text or the path of a file: one ``[[passes]]`` table per pass."""
+        """Read TOML: one ``[[passes]]`` table per pass.
+
+        Args:
+            given: a text, or the path of a file.
+
+        Returns:
+            The pipeline.
+
+        Raises:
+            ModelError: as the class, and for a text that is no TOML.
+            OSError: for a file that cannot be read.
+        """
         return cls.from_dict(read_toml(_text(given), "pipeline", "passes", error=ModelError))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values: ``Pipeline.from_dict(pipeline.as_dict()) == pipeline``."""
+        """Return plain values.
+
+        Returns:
+            A dictionary; ``Pipeline.from_dict(pipeline.as_dict()) == pipeline``.
+        """
         return {"passes": [step.as_dict() for step in self.steps]}
 
     def to_json(self) -> str:
-        """Return JSON: ``Pipeline.from_json(pipeline.to_json()) == pipeline``."""
+        """Return the pipeline as JSON.
+
+        Returns:
+            A text; ``Pipeline.from_json(pipeline.to_json()) == pipeline``.
+        """
         return json.dumps(self.as_dict(), indent=2, ensure_ascii=False)
 
     def to_toml(self) -> str:
-        """Return TOML: ``Pipeline.from_toml(pipeline.to_toml()) == pipeline``."""
+        """Return the pipeline as TOML.
+
+        Returns:
+            A text; ``Pipeline.from_toml(pipeline.to_toml()) == pipeline``.
+        """
         return write_toml("passes", self.as_dict()["passes"])
 
     # --- a value ----------------------------------------------------------------------------------------------------

@@ -52,12 +52,21 @@ def fuse_qkv(
 
     A group is two or more ``nn.Linear`` of a module that computes attention; they read the same tensor, have the same
     dtype, and all or none have a bias. Each kind of group is timed on its activations for ``inputs``, separate and
-    joined layers in turn. The report has both medians; only groups that are faster joined are joined. ``groups``: join
-    these groups without a measurement or inputs; the report's ``settled`` configuration has them. State-dict names and
-    values do not change, and the model saves and loads as before. Quantization, packing and training use the separate
-    layers.
+    joined layers in turn. The report has both medians; only groups that are faster joined are joined. State-dict names
+    and values do not change, and the model saves and loads as before. Quantization, packing and training use the
+    separate layers.
 
-    Raises ModelError for missing inputs, for groups that cannot be joined, and if ``torch.export`` refuses the model.
+    Args:
+        model: float.
+        inputs: as for :func:`capture`.
+        groups: join these groups without a measurement or inputs; the report's ``settled`` configuration has them.
+        inplace: change ``model`` itself; else a copy.
+
+    Returns:
+        The model, and a report of the groups.
+
+    Raises:
+        ModelError: for missing inputs, for groups that cannot be joined, and if ``torch.export`` refuses the model.
     """
     config = FuseQkvConfig(groups)
     model = model if inplace else deep_copy(model)

@@ -58,7 +58,17 @@ class TensorRecord:
 
     @checks_arguments
     def shape_at(self, **sizes: int) -> tuple[int, ...]:
-        """Return the shape at sizes such as ``batch=8, sequence=128``. Raises ModelError for a missing size."""
+        """Return the shape at sizes.
+
+        Args:
+            sizes: such as ``batch=8, sequence=128``.
+
+        Returns:
+            Whole numbers.
+
+        Raises:
+            ModelError: for a missing size.
+        """
         return tuple(at(size, sizes) for size in self.shape)
 
     @property
@@ -67,7 +77,11 @@ class TensorRecord:
         return self.nbytes if self.is_packed else self.elements * self.dtype.itemsize
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values; sizes that are symbolic as texts."""
+        """Return plain values; sizes that are symbolic as texts.
+
+        Returns:
+            A dictionary.
+        """
         return {
             "name": self.name,
             "kind": self.kind,
@@ -109,12 +123,23 @@ class Node:
 
     @checks_arguments
     def named(self, argument: str) -> str | None:
-        """Return the name of the tensor of an argument; None if the argument is no tensor."""
+        """Return the name of the tensor of an argument.
+
+        Args:
+            argument: name in the operator's schema.
+
+        Returns:
+            The name; None if the argument is no tensor.
+        """
         value = self.arguments.get(argument)
         return value.name if isinstance(value, Ref) else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return plain values.
+
+        Returns:
+            A dictionary.
+        """
         return {
             "id": self.id,
             "op": self.op,
@@ -170,7 +195,11 @@ class ModuleNode:
         return self.module_path
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return plain values.
+
+        Returns:
+            A dictionary.
+        """
         return {
             "module": self.module_path,
             "class": self.module_class,

@@ -98,7 +98,11 @@ class Costs:
         return sum(layer.seconds for layer in self.layers)
 
     def table(self) -> Table:
-        """One row a layer, one for every other tensor, and the total."""
+        """Return one row a layer, one for every other tensor, and the total.
+
+        Returns:
+            A table of rich.
+        """
         sparse = any(cost.zeros is not None for cost in self.layers)
         more = (">zeros", ">dense weight") if sparse else ()
         rows = table("layer", "class", ">shape", "format", "kernel", ">bytes read", ">est. us", ">bytes stored", *more)
@@ -120,7 +124,11 @@ class Costs:
         return rows
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
+        """Return plain values for JSON.
+
+        Returns:
+            The fields, with ``nbytes``, ``seconds`` and ``stored``.
+        """
         return {**asdict(self), "nbytes": self.nbytes, "seconds": self.seconds, "stored": self.stored}
 
     def __str__(self) -> str:

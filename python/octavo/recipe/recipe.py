@@ -79,6 +79,7 @@ class Recipe:
 
         Raises:
             FormatError: names the rule that is wrong.
+            DTypeError: for another kind of object.
             OSError: for a file that cannot be read.
 
         Example:

@@ -73,12 +73,26 @@ class Selector:
 
     @checks_arguments
     def matches_type(self, classes: Collection[str]) -> bool:
-        """Tell whether a layer of these class names, its bases included, is meant."""
+        """Tell whether a layer is meant, by its class.
+
+        Args:
+            classes: names of the layer's class and its bases.
+
+        Returns:
+            True or False.
+        """
         return self.kind == "type" and self.pattern in classes
 
     @checks_arguments
     def matches_path(self, path: str) -> bool:
-        """Tell whether a path is meant."""
+        """Tell whether a path is meant.
+
+        Args:
+            path: of a layer, or full name of a tensor.
+
+        Returns:
+            True or False.
+        """
         if not self.is_path:
             return False
         if self.kind != "regex" and path == self.pattern:

@@ -45,7 +45,17 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
 
 @checks_arguments
 def parse_selector(text: str) -> Selector:
-    """Read a selector alone, such as ``last:Linear`` or ``encoder.*.query``. Raises FormatError."""
+    """Read a selector alone, such as ``last:Linear`` or ``encoder.*.query``.
+
+    Args:
+        text: the selector.
+
+    Returns:
+        The selector.
+
+    Raises:
+        FormatError: for a text that cannot be read.
+    """
     options = _read_selector(text.strip())
     pick = options.pop("pick", None)
     kind, pattern = next(iter(options.items()))

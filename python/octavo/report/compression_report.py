@@ -93,10 +93,19 @@ _REPORT: dict[str, Any] = {
 
 @checks_arguments
 def check_report(report: object, what: str = "report") -> dict[str, Any]:
-    """Return the report, which is whole: every part is there or named in ``missing`` with its reason.
+    """Return a report that is whole: every part is there or named in ``missing`` with its reason.
 
-    Keys that are not known are kept and not looked at. Raises DataError that names the field, the value and what is
-    accepted; for another program's file and another version, too.
+    Keys that are not known are kept and not looked at.
+
+    Args:
+        report: plain values.
+        what: name of the report in errors.
+
+    Returns:
+        The report.
+
+    Raises:
+        DataError: names the field, the value and what is accepted; also for another program's file and another version.
     """
     if not isinstance(report, dict) or report.get("schema") != SCHEMA:
         schema = shown(report.get("schema")) if isinstance(report, dict) and "schema" in report else "missing"
@@ -164,7 +173,18 @@ def _check_histogram(histogram: Mapping[str, Any], label: str) -> None:
 
 @checks_arguments
 def read_report(path: Path | str) -> dict[str, Any]:
-    """Return the report of a folder or file. Raises DataError for what is no report, OSErrors."""
+    """Return the report of a folder or file.
+
+    Args:
+        path: a folder with ``report.json``, or the file.
+
+    Returns:
+        The report.
+
+    Raises:
+        DataError: as :func:`check_report`.
+        OSError: as the system gives it.
+    """
     place = Path(path)
     file = place / JSON if place.is_dir() else place
     if file.suffix == ".html":
@@ -174,9 +194,18 @@ def read_report(path: Path | str) -> dict[str, Any]:
 
 @checks_arguments
 def write_report(folder: Path | str, report: Mapping[str, Any]) -> list[Path]:
-    """Write ``report.json`` and the page ``report.html`` into a folder, made if it is missing, and return their paths.
+    """Write ``report.json`` and the page ``report.html`` into a folder, made if it is missing.
 
-    Raises DataError as :func:`check_report`, OSErrors.
+    Args:
+        folder: folder to write to.
+        report: plain values.
+
+    Returns:
+        The paths of both files.
+
+    Raises:
+        DataError: as :func:`check_report`.
+        OSError: as the system gives it.
     """
     checked = check_report({"schema": SCHEMA, "version": VERSION, "kind": "compression", **report})
     page = compression_page(checked)

@@ -33,18 +33,34 @@ class Block:
 
 
 def nbytes(shape: tuple[int, int], name: str) -> int | None:
-    """Return the bytes of a matrix in a format or its fallback; None where no block divides the rows.
+    """Return the bytes of a matrix in a format or its fallback.
 
-    Raises ShapeError for an unknown name.
+    Args:
+        shape: rows and columns.
+        name: of the format.
+
+    Returns:
+        Bytes; None where no block divides the rows.
+
+    Raises:
+        ShapeError: for an unknown name.
     """
     block = _block(name, shape[1])
     return None if block is None else shape[0] * (shape[1] // block.elements) * block.nbytes
 
 
 def rounded(matrix: Tensor, name: str) -> Tensor:
-    """Return the values of a float matrix ``[rows, columns]`` in a format or its fallback, float32.
+    """Return the values of a float matrix in a format or its fallback.
 
-    Raises ShapeError for rows that no block divides.
+    Args:
+        matrix: ``[rows, columns]``.
+        name: of the format.
+
+    Returns:
+        float32, of the same shape.
+
+    Raises:
+        ShapeError: for rows that no block divides.
     """
     block = _block(name, matrix.shape[1])
     if block is None:

@@ -22,7 +22,15 @@ def peers(names: Sequence[str] = LIBRARIES) -> tuple[list[Peer], list[str]]:
     """Return the formats of libraries, and a sentence for each library that is not installed.
 
     ggml's encoders are implemented in :mod:`octavo.search.ggml` and need no library; torchao's own encoders are called.
-    Raises ConfigError for another name.
+
+    Args:
+        names: of libraries.
+
+    Returns:
+        Formats, and sentences.
+
+    Raises:
+        ConfigError: for another name.
     """
     formats: list[Peer] = []
     notes = []

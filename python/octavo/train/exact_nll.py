@@ -72,7 +72,17 @@ class ValLoss:
 
     @checks_arguments
     def minus(self, other: ValLoss) -> float:
-        """Return the difference in nats per token. Raises DataError for a loss on other tokens or windows."""
+        """Return the difference to another loss on the same tokens and windows.
+
+        Args:
+            other: the loss to subtract.
+
+        Returns:
+            Nats per token.
+
+        Raises:
+            DataError: for a loss on other tokens or windows.
+        """
         if self.source_hash != other.source_hash:
             raise DataError(
                 "losses of other tokens or windows do not compare; measure both with the same stream, context and "
@@ -97,27 +107,47 @@ def exact_nll(
 ) -> ValLoss:
     """Return the mean negative log-likelihood per token of a stream of ids under a causal model.
 
-    ``model``: called with ids ``[B, T]`` int64, it returns scores ``[B, T, V]`` of the next token, as a tensor or as
-    ``.logits``; they are normalized here, in float64. A model with methods ``nll(ids, targets)`` and
-    ``log_probs(ids)``, such as those of :mod:`octavo.lab.language.gpt`, computes its own losses, from a head that need
-    not score the whole vocabulary. Training objectives are not used. ``stream``: ids, one dimension. ``context``:
-    tokens of a window. ``stride``: distance between windows; if it is less than ``context``, a window predicts its last
-    ``stride`` tokens, each from at least ``context - stride`` tokens. ``tokens``: limit of the predicted tokens.
-    ``nbytes``: bytes of the text that the whole stream encodes. ``progress``: called with the finished windows and the
-    number of windows.
+    A model with methods ``nll(ids, targets)`` and ``log_probs(ids)``, such as those of :mod:`octavo.lab.language.gpt`,
+    computes its own losses, from a head that need not score the whole vocabulary. Training objectives are not used. The
+    model runs in evaluation mode, without gradients; modes and random numbers are restored.
 
     A guard (:mod:`octavo.train.loss_guard`) repeats losses with less context: windows of the whole stream with other
     ids from a cut on, in other rows, beside other windows, or alone, before and after they are scored. Losses must stay
     within 0.001 nats, in bfloat16 and float16 within their rounding; a model's own losses must be those of
-    probabilities that sum to 1. ``leaks``: a model whose losses change sees the future, other windows, or earlier
-    calls, and is refused. ``report`` returns the change instead, for formats whose scales span whole tensors.
-    ``guard_calls``: limit of the guard's model calls; for None 40, or a twentieth of the scoring calls if that is more.
-    A model that carries state from window to window declares it (:class:`octavo.train.loss_guard.StreamState`).
+    probabilities that sum to 1. A model that carries state from window to window declares it
+    (:class:`octavo.train.loss_guard.StreamState`).
 
-    The model runs in evaluation mode, without gradients; modes and random numbers are restored. Raises DataError for an
-    invalid stream, number or window, and for ids and lengths beyond the model's tables; ModelError for a model that
-    returns no scores, is refused, or is trained on a bound of its loss; ContractError for an unnormalized head or for
-    losses that contradict it; NonFiniteError for NaN.
+    Args:
+        model: called with ids ``[B, T]`` int64, it returns scores ``[B, T, V]`` of the next token, as a tensor or as
+            ``.logits``; they are normalized here, in float64.
+        stream: ids, one dimension.
+        context: tokens of a window.
+        stride: distance between windows; if it is less than ``context``, a window predicts its last ``stride`` tokens,
+            each from at least ``context - stride`` tokens. Default: ``context``.
+        tokens: most tokens to predict.
+        nbytes: bytes of the text that the whole stream encodes.
+        batch_size: windows of a call.
+        leaks: ``refuse`` a model whose losses change, which sees the future, other windows, or earlier calls;
+            ``report`` returns the change instead, for formats whose scales span whole tensors.
+        guard_calls: most model calls of the guard; default: 40, or a twentieth of the scoring calls if that is more.
+        progress: called with the finished windows and the number of windows.
+
+    Returns:
+        The loss, with the loss of each window.
+
+    Raises:
+        DataError: for an invalid stream, number or window, and for ids and lengths beyond the model's tables.
+        ModelError: for a model that returns no scores, is refused, or is trained on a bound of its loss.
+        ContractError: for an unnormalized head or for losses that contradict it.
+        NonFiniteError: for NaN.
+
+    Example:
+        >>> class Uniform(nn.Module):
+        ...     def forward(self, ids):
+        ...         return torch.zeros(*ids.shape, 8)
+        >>> loss = octavo.train.exact_nll(Uniform(), torch.randint(0, 8, (50,)), context=16)
+        >>> round(loss.nats, 4), loss.tokens  # the logarithm of 8
+        (2.0794, 49)
     """
     whole = stream_ids(stream)
     context, batch_size = check_whole("context", context), check_whole("batch_size", batch_size)

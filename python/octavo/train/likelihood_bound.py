@@ -66,11 +66,27 @@ def likelihood_bound(
 ) -> Bound:
     """Return the mean bound on the negative log-likelihood per token of a stream of ids.
 
-    ``model``: its ``objective`` has ``bound(model, ids, targets, generator)``, an unbiased estimate for every window,
-    ``[B]`` nats. Windows of ``context`` tokens do not overlap; each is estimated ``draws`` times, with random numbers
-    that depend only on ``seed``. First one window is checked: predictions must not change when hidden tokens, or later
-    blocks, change. ``progress``: called with the finished windows and the number of windows. Raises ModelError for a
-    model without a bound, or one that sees its targets, DataError for a stream without windows, NonFiniteError.
+    Windows do not overlap; each is estimated several times. First one window is checked: predictions must not change
+    when hidden tokens, or later blocks, change.
+
+    Args:
+        model: its ``objective`` has ``bound(model, ids, targets, generator)``, an unbiased estimate for every window,
+            ``[B]`` nats.
+        stream: ids, one dimension.
+        context: tokens of a window.
+        tokens: most tokens to estimate.
+        draws: estimates of each window.
+        seed: of the random numbers.
+        batch_size: windows of a call.
+        progress: called with the finished windows and the number of windows.
+
+    Returns:
+        The bound.
+
+    Raises:
+        ModelError: for a model without a bound, or one that sees its targets.
+        DataError: for a stream without windows.
+        NonFiniteError: for NaN.
     """
     objective: Any = getattr(model, "objective", None)
     if not hasattr(objective, "bound"):

@@ -67,7 +67,14 @@ class TrainResult:
 
     @checks_arguments
     def interruption(self, *, told: bool) -> InterruptedRun:
-        """Return the error that ends an interrupted command; ``told``: the user was informed already."""
+        """Return the error that ends an interrupted command.
+
+        Args:
+            told: the user was informed already.
+
+        Returns:
+            The error.
+        """
         text = f"interrupted after step {self.step}: the same command goes on from {self.folder}"
         return InterruptedRun(text, self.signal or signals.SIGINT, told)
 
@@ -85,28 +92,58 @@ def train(
     optimizer: MakeOptimizer = adamw,
     callbacks: Sequence[Callback] = (),
 ) -> TrainResult:
-    """Train ``model`` on ``task`` with the settings of ``config``; all files are written in ``folder``.
+    """Train a model on a task; all files are written in one folder.
 
-    ``model``: on any device, weights in float32; it is moved to the run's device and has the last weights afterwards.
-    ``folder``: gets ``run.json``, ``metrics.jsonl``, ``checkpoints/``, at the end ``last.safetensors``, and
-    ``best.safetensors`` if the task names a metric. A run in the folder continues from its newest undamaged checkpoint;
-    with ``resume=False`` such a folder is refused. A resumed run equals an uninterrupted one bit for bit, on a CPU with
-    the same number of threads; ``kill -9`` loses the steps since the last checkpoint.
-    ``progress``: a bar or lines on stderr. ``optimizer``: builds the optimizer; its rates follow the schedule.
-    ``callbacks``: called with ``model`` and the number of the update, from 0, before each update. Their changes of the
-    model must depend only on that number and the model's state dict, as those of :class:`octavo.quant.FormatSchedule`
-    and :func:`octavo.prune.callback` do, because a run may resume at any update. A callback's method ``gradients``, if
-    present, is called in the same way when the gradients of an update are in ``grad``.
-    Under torchrun all processes make this call; see :mod:`octavo.train.distributed`.
+    The folder gets ``run.json``, ``metrics.jsonl``, ``checkpoints/``, at the end ``last.safetensors``, and
+    ``best.safetensors`` if the task names a metric. A run in the folder continues from its newest undamaged checkpoint.
+    A resumed run equals an uninterrupted one bit for bit, on a CPU with the same number of threads; ``kill -9`` loses
+    the steps since the last checkpoint. Under torchrun all processes make this call; see
+    :mod:`octavo.train.distributed`.
 
     The run owns its process: it seeds the global random number generators, and handles SIGINT and SIGTERM while it
     lasts; a signal after the last step is raised again at the end. It owns the folder by a lock that ends with the
     process. Initial weights are not seeded here; call :func:`octavo.train.seed_all` before building the model.
 
-    Raises ConfigError, TaskError, OptimizerError, DTypeError or PackageError before the first step for invalid
-    arguments, CheckpointError for a folder of another run, LockedError for a folder in use by another process, OSError
-    naming the file if the disk is full (older checkpoints stay), and NonFiniteError with step and parameter if
-    gradients diverge.
+    Args:
+        model: on any device, weights in float32; it is moved to the run's device and has the last weights afterwards.
+        task: batches, loss and evaluation; :mod:`octavo.train.task` lists the optional members.
+        config: the settings.
+        folder: of the run.
+        resume: False refuses a folder that has a run.
+        progress: a bar or lines on stderr.
+        tensorboard: write event files, too.
+        optimizer: builds the optimizer; its rates follow the schedule.
+        callbacks: called with ``model`` and the number of the update, from 0, before each update. Their changes of the
+            model must depend only on that number and the model's state dict, as those of
+            :class:`octavo.quant.FormatSchedule` and :func:`octavo.prune.callback` do, because a run may resume at any
+            update. A callback's method ``gradients``, if present, is called in the same way when the gradients of an
+            update are in ``grad``.
+
+    Returns:
+        The reason of the end, numbers of the run, and its folder.
+
+    Raises:
+        ConfigError: before the first step, for settings that do not fit.
+        TaskError: for a task that returns what the loop cannot use.
+        OptimizerError: for an optimizer that does not hold every trained parameter exactly once.
+        DTypeError: for another kind of object.
+        PackageError: for ``tensorboard`` without its package.
+        CheckpointError: for a folder of another run.
+        LockedError: for a folder in use by another process.
+        OSError: names the file if the disk is full; older checkpoints stay.
+        NonFiniteError: names step and parameter if gradients diverge.
+
+    Example:
+        >>> class Double:
+        ...     def batch(self, step, micro, start, size):
+        ...         return torch.arange(size).float().view(-1, 1)
+        ...     def loss(self, model, batch):
+        ...         return ((model(batch) - 2 * batch) ** 2).sum(), batch.numel(), {}
+        >>> model = nn.Linear(1, 1)
+        >>> config = octavo.train.TrainConfig(steps=50, batch_size=4, learning_rate=0.1, device="cpu")
+        >>> result = octavo.train.train(model, Double(), config, "run", progress=False)
+        >>> result.reason, result.step
+        ('finished', 50)
     """
     check_task(task, config)
     check_parameters(model)

@@ -19,13 +19,20 @@ Goal = Literal["max", "min"]
 class Measurement:
     """One quality of one model on one set of examples, as :func:`octavo.evaluate` returns it.
 
-    ``metric``: its name: ``accuracy``, ``perplexity``, ``KL``, ``cosine``, or a name of the user's. ``value``: over all
-    examples. ``low``, ``high``: the 95 % interval, None for a single example. ``goal``: whether more is better.
-    ``count``: number of examples (for a perplexity: of tokens). ``values``: the value of each example. ``weights``: the
-    weight of each example in the mean, None for equal weights. ``examples``: SHA-256 of the examples in their order;
-    two models can be compared in pairs if it is equal. ``details``: further numbers of the same pass. ``setup``:
-    settings of the measurement, such as context and stride. ``checked``: for a perplexity, the extent of the guard's
-    checks (:class:`octavo.train.loss_guard.Checked`), with ``moved``, the largest change of a loss in nats.
+    Args:
+        metric: ``accuracy``, ``perplexity``, ``KL``, ``cosine``, or a name of the user's.
+        value: over all examples.
+        low: lower end of the 95 % interval, None for a single example.
+        high: upper end of the 95 % interval, None for a single example.
+        goal: ``max`` where more is better, else ``min``.
+        count: number of examples; for a perplexity, of tokens.
+        values: the value of each example.
+        examples: SHA-256 of the examples in their order; two models can be compared in pairs if it is equal.
+        weights: the weight of each example in the mean, None for equal weights.
+        details: further numbers of the same pass.
+        setup: settings of the measurement, such as context and stride.
+        checked: for a perplexity, the extent of the guard's checks (:class:`octavo.train.loss_guard.Checked`), with
+            ``moved``, the largest change of a loss in nats.
     """
 
     metric: str
@@ -52,7 +59,14 @@ class Measurement:
     def difference(self, before: Measurement) -> Difference:
         """Return the mean paired difference to another model on the same examples, ``self - before``.
 
-        For perplexities it is the difference in nats per token. Raises DataError for other examples or another metric.
+        Args:
+            before: of the other model.
+
+        Returns:
+            The difference with its 95 % interval; for perplexities in nats per token.
+
+        Raises:
+            DataError: for other examples or another metric.
         """
         if (self.metric, self.examples) != (before.metric, before.examples):
             raise DataError(
@@ -61,7 +75,11 @@ class Measurement:
         return paired(self.values, before.values, self.weights)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, without the values of the examples."""
+        """Return plain values for JSON, without the values of the examples.
+
+        Returns:
+            The fields by name.
+        """
         return {
             "metric": self.metric,
             "value": self.value,
@@ -76,14 +94,28 @@ class Measurement:
         }
 
     def stored(self) -> dict[str, Any]:
-        """Return everything as plain values, for :meth:`restored`."""
+        """Return everything as plain values, for :meth:`restored`.
+
+        Returns:
+            The fields by name.
+        """
         weights = None if self.weights is None else list(self.weights)
         return {**self.as_dict(), "values": list(self.values), "weights": weights}
 
     @classmethod
     @checks_arguments
     def restored(cls, content: Mapping[str, Any]) -> Measurement:
-        """Return the measurement of a result of :meth:`stored`. Raises DataError for other content."""
+        """Return the measurement of a result of :meth:`stored`.
+
+        Args:
+            content: plain values.
+
+        Returns:
+            The measurement.
+
+        Raises:
+            DataError: for other content.
+        """
         try:
             weights = content["weights"]
             measurement = cls(**{

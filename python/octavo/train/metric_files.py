@@ -74,14 +74,28 @@ class Metrics:
 
 @checks_arguments
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
-    """Return the lines of a run's ``metrics.jsonl``, without an incomplete last line of a killed process."""
+    """Return the lines of a run's ``metrics.jsonl``, without an incomplete last line of a killed process.
+
+    Args:
+        folder: of the run.
+
+    Returns:
+        The lines, as dictionaries.
+    """
     path = Path(folder) / METRICS
     return [parse_json(line, f"{path}: line {number}") for number, line in enumerate(_complete(path), 1)]
 
 
 @checks_arguments
 def strip_timings(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return lines of :func:`read_metrics` without seconds and rates: the part that is equal in every run."""
+    """Return lines of :func:`read_metrics` without seconds and rates: the part that is equal in every run.
+
+    Args:
+        lines: of :func:`read_metrics`; they are not changed.
+
+    Returns:
+        New lines.
+    """
     return [{name: value for name, value in line.items() if name != "clock"} for line in lines]
 
 

@@ -17,7 +17,17 @@ def adamw(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """Return AdamW over the parameters of ``model`` that need a gradient.
 
     Parameters of fewer than 2 dimensions do not decay. The fused kernel of CPU and CUDA is elementwise, so every run on
-    the same machine has the same bits. Raises OptimizerError if there is no such parameter.
+    the same machine has the same bits. Source: Loshchilov and Hutter 2019.
+
+    Args:
+        model: the model to train.
+        config: rate, betas, eps and decay.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        OptimizerError: if there is no such parameter.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [

@@ -67,8 +67,12 @@ class ParameterGroup:
 def grouped(groups: Sequence[ParameterGroup]) -> Callable[[nn.Module, TrainConfig], torch.optim.Optimizer]:
     """Return an ``optimizer`` argument of :func:`octavo.train.train`: a builder of one optimizer over these groups.
 
-    The builder raises OptimizerError naming a parameter in no group or in several, a group without parameters, and a
-    parameter of Muon that is no matrix.
+    Args:
+        groups: every trained parameter is in exactly one.
+
+    Returns:
+        A function of model and configuration; it raises OptimizerError naming a parameter in no group or in several, a
+        group without parameters, and a parameter of Muon that is no matrix.
     """
 
     def make(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
@@ -115,9 +119,24 @@ def language_groups(
 ) -> list[ParameterGroup]:
     """Return the groups of a language model: Muon for matrices of its blocks, AdamW for tables, head and the rest.
 
-    ``muon``, ``embedding``, ``head`` and ``scalars`` are learning rates. Matrices are weights of linear layers inside
-    ``blocks`` or ``objective``; kernels of convolutions and tensors with fewer dimensions are scalars. A head tied to
-    its table is in the table's group, which then has the head's rate, because a head does not train at a rate of 0.7.
+    Matrices are weights of linear layers inside ``blocks`` or ``objective``; kernels of convolutions and tensors with
+    fewer dimensions are scalars. A head tied to its table is in the table's group, which then has the head's rate,
+    because a head does not train at a rate of 0.7.
+
+    Args:
+        model: a GPT of :mod:`octavo.lab.language.gpt`.
+        muon: learning rate of matrices.
+        embedding: learning rate of tables.
+        head: learning rate of the head.
+        scalars: learning rate of the rest.
+        weight_decay: of matrices.
+        betas: of AdamW.
+        row_rescale: decay of NorMuon's second moment of rows, 0 for plain Muon.
+        cautious: decay only values that the update moves towards 0.
+        momentum_warmup: updates over which Muon's momentum rises.
+
+    Returns:
+        The groups.
     """
     tables, matrices, heads, rest = [], [], [], []
     owners = dict(model.named_modules())

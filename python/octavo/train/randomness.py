@@ -23,9 +23,13 @@ if TYPE_CHECKING:
 
 @checks_arguments
 def seed_all(seed: int, rank: int = 0) -> None:
-    """Seed the global generators of Python, numpy and torch (CPU and CUDA) from ``seed`` and ``rank``.
+    """Seed the global generators of Python, numpy and torch (CPU and CUDA).
 
     Different ranks draw different, reproducible numbers. Call it before a model is built to fix its first weights.
+
+    Args:
+        seed: the same in every process.
+        rank: of this process.
     """
     for name, value in (("seed", seed), ("rank", rank)):
         if value < 0:

@@ -37,20 +37,35 @@ class Task(Protocol):
     """The methods that every task has; the module lists the optional ones."""
 
     def batch(self, step: int, micro: int, start: int, size: int) -> Any:
-        """Return sequences ``start`` to ``start + size`` of the ``batch_size`` sequences of update ``step``.
+        """Return some of the ``batch_size`` sequences of an update.
 
-        ``step`` counts from 0, positions from 0 to ``batch_size`` inside the update; ``step * batch_size + start`` is
-        the position in an endless stream. ``micro`` is the number of the micro-batch, for information.
-        Returns a tensor, or a dict, tuple or list of tensors, on the CPU; the loop moves them to the device.
-        Must be a pure function of its arguments and of the task's own seed.
+        A pure function of its arguments and of the task's own seed. ``step * batch_size + start`` is the position in an
+        endless stream.
+
+        Args:
+            step: number of the update, from 0.
+            micro: number of the micro-batch, for information.
+            start: first sequence, from 0.
+            size: number of sequences.
+
+        Returns:
+            A tensor, or a dict, tuple or list of tensors, on the CPU; the loop moves them to the device.
         """
         ...
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int | Tensor, dict[str, int | Tensor]]:
-        """Return the loss summed over the tokens of ``batch``, the number of tokens, and other numbers to be summed.
+        """Return the loss summed over the tokens of a batch, and numbers to be summed.
 
         The loop divides once, by the tokens of the whole update. Call ``model(...)`` once; with several processes it is
-        a wrapper of the model. The other numbers appear in the metrics divided by the tokens.
+        a wrapper of the model.
+
+        Args:
+            model: the model in training.
+            batch: of :meth:`batch`.
+
+        Returns:
+            The sum of the losses, the number of tokens, and other numbers, which appear in the metrics divided by the
+            tokens.
         """
         ...
 

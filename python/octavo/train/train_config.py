@@ -25,28 +25,45 @@ HOUSEKEEPING = frozenset({"checkpoint_every", "keep", "device"})
 class TrainConfig:
     """The configuration of a training run; the data belong to the task.
 
-    ``steps``: updates of the weights. ``batch_size``: sequences in an update, over all micro-batches and processes.
-    ``accumulation``: micro-batches of an update. ``learning_rate``: the largest of the schedule.
-    ``schedule``: ``constant``, ``linear``, ``cosine``, ``trapezoid`` or ``one_cycle``, after ``warmup`` steps of linear
-    growth, down to ``final`` times the rate. ``trapezoid`` (warm-up, stable, decay) is constant until the last
-    ``cooldown`` fraction of the steps. ``one_cycle`` is ``linear``, meant for a long warm-up, with a momentum that
-    falls to ``low_momentum`` as the rate rises, and rises again as it falls.
-    ``betas``, ``eps``, ``weight_decay``: of AdamW; parameters of fewer than 2 dimensions do not decay.
-    ``clip``: largest norm of the whole gradient, None or 0 for no clipping.
-    ``precision``: ``fp32``; ``tf32`` for a GPU's products; autocast to ``bf16`` or ``fp16`` (with loss scaling); or
-    ``fp8``, simulated: bf16, with the operands of linear layers in blocks rounded to 8 bits. Weights are always
-    float32.
-    ``compile``: compile the task's loss with torch.compile.
-    ``seed``: seed of dropout and all other random numbers in training.
-    ``evaluate_every``, ``checkpoint_every``: in steps, None for only at the end. ``keep``: number of checkpoints.
-    ``log_every``: steps per line of metrics.
-    ``patience``: evaluations without improvement that end the run, None for no early stopping.
-    ``ema``: decay of a moving average of the weights, which is then evaluated and exported; None for no average.
-    ``device``: ``auto`` is CUDA if there is a GPU.
-    ``stages``: updates with different batch, length, window or rate, see :class:`octavo.train.Stage`. They replace
-    ``batch_size`` and ``accumulation``, their steps sum to ``steps``, and the schedule is then measured in tokens.
+    Args:
+        steps: updates of the weights.
+        batch_size: sequences in an update, over all micro-batches and processes.
+        learning_rate: the largest of the schedule.
+        accumulation: micro-batches of an update.
+        schedule: ``constant``, ``linear``, ``cosine``, ``trapezoid`` or ``one_cycle``. ``trapezoid`` (warm-up, stable,
+            decay) is constant until the last ``cooldown`` fraction of the steps. ``one_cycle`` is ``linear``, meant for
+            a long warm-up, with a momentum that falls as the rate rises, and rises again as it falls.
+        warmup: steps of linear growth before the schedule.
+        final: rate at the end over ``learning_rate``.
+        cooldown: share of the steps in which ``trapezoid`` falls.
+        low_momentum: momentum of ``one_cycle`` at the largest rate.
+        betas: of AdamW.
+        eps: of AdamW.
+        weight_decay: of AdamW; parameters of fewer than 2 dimensions do not decay.
+        clip: largest norm of the whole gradient, None or 0 for no clipping.
+        precision: ``fp32``; ``tf32`` for a GPU's products; autocast to ``bf16`` or ``fp16`` (with loss scaling); or
+            ``fp8``, simulated: bf16, with the operands of linear layers in blocks rounded to 8 bits. Weights are always
+            float32.
+        compile: compile the task's loss with torch.compile.
+        seed: seed of dropout and all other random numbers in training.
+        evaluate_every: steps between evaluations, None for only at the end.
+        checkpoint_every: steps between checkpoints, None for only at the end.
+        keep: number of checkpoints.
+        log_every: steps per line of metrics.
+        patience: evaluations without improvement that end the run, None for no early stopping.
+        ema: decay of a moving average of the weights, which is then evaluated and exported; None for no average.
+        device: ``auto`` is CUDA if there is a GPU.
+        stages: updates with different batch, length, window or rate, see :class:`octavo.train.Stage`. They replace
+            ``batch_size`` and ``accumulation``, their steps sum to ``steps``, and the schedule is then measured in
+            tokens.
 
-    Raises ConfigError with the field, its value and what is accepted.
+    Raises:
+        ConfigError: names the field, its value and what is accepted.
+
+    Example:
+        >>> config = octavo.train.TrainConfig(steps=1000, batch_size=32, learning_rate=1e-3, schedule="cosine")
+        >>> octavo.train.TrainConfig.from_dict(config.as_dict()) == config
+        True
     """
 
     steps: int
@@ -134,25 +151,53 @@ class TrainConfig:
             self._refuse(name, accepted)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name, as JSON has them: tuples are lists."""
+        """Return the fields by name, as JSON has them: tuples are lists.
+
+        Returns:
+            A dictionary.
+        """
         return {**asdict(self), "betas": list(self.betas), "stages": [asdict(stage) for stage in self.stages]}
 
     @checks_arguments
     def stage(self, step: int) -> Stage:
-        """Return the stage of update ``step``; a run without stages is one stage, with a context of one token."""
+        """Return the stage of an update; a run without stages is one stage, with a context of one token.
+
+        Args:
+            step: number of the update, from 0.
+
+        Returns:
+            The stage.
+        """
         if self.stages:
             return self.stages[stage_at(self.stages, step)[0]]
         return Stage(steps=self.steps, batch_size=self.batch_size, context=1, accumulation=self.accumulation)
 
     @checks_arguments
     def position(self, step: int) -> float:
-        """Return the progress at update ``step``, in updates; with stages it is measured by tokens."""
+        """Return the progress at an update.
+
+        Args:
+            step: number of the update, from 0.
+
+        Returns:
+            Updates; with stages they are measured by tokens.
+        """
         return position(self.stages, step) if self.stages else step
 
     @classmethod
     @checks_arguments
     def from_dict(cls, given: Mapping[str, Any]) -> TrainConfig:
-        """Build a configuration from :meth:`as_dict`. Raises ConfigError for unknown or missing fields."""
+        """Build a configuration from plain values.
+
+        Args:
+            given: of :meth:`as_dict`.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ConfigError: for unknown or missing fields.
+        """
         known = {field.name for field in fields(cls)}
         unknown = sorted(given.keys() - known)
         if unknown:
@@ -167,12 +212,20 @@ class TrainConfig:
             raise ConfigError(f"stages is {stages!r}; accepted: the fields of Stage: {error}") from None
 
     def binding(self) -> dict[str, Any]:
-        """Return the fields that a continuation must share: no housekeeping, nor ``steps`` if the rate is constant."""
+        """Return the fields that a continuation must share: no housekeeping, nor ``steps`` if the rate is constant.
+
+        Returns:
+            The fields by name.
+        """
         free = HOUSEKEEPING | ({"steps"} if self.schedule == "constant" else set())
         return {name: value for name, value in self.as_dict().items() if name not in free}
 
     def fingerprint(self) -> str:
-        """Return the SHA-256, in hexadecimal, of the fields that a continuation must share."""
+        """Return the digest of the fields that a continuation must share.
+
+        Returns:
+            SHA-256, in hexadecimal.
+        """
         return hashlib.sha256(json.dumps(self.binding(), sort_keys=True).encode()).hexdigest()
 
 

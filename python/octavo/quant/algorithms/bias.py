@@ -57,7 +57,7 @@ def correct_bias_model(
 
     Linear layers and convolutions of the same name correspond. Layers are corrected in the order they run, each after
     those before it; layers with the same input together. After an error biases are as they were.
-    Source: Nagel et al. 2019, section 4.2 (with data).
+    Source: Nagel et al. 2019, Data-Free Quantization, the empirical form of its bias correction.
 
     Args:
         model: quantized.

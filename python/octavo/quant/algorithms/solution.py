@@ -40,8 +40,8 @@ class Solution(NamedTuple):
             The packed weight.
 
         Raises:
-            FormatError: for another format.
-            ShapeError: for parts that do not fit.
+            FormatError: for an unknown format.
+            ShapeError: for a format that the scales do not fit.
         """
         return encode(self.weight, format, scales=self.scales, zeros=self.zeros, levels=self.levels)
 
