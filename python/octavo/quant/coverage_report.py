@@ -185,8 +185,7 @@ def coverage(model: nn.Module) -> Coverage:
     Example:
         >>> model = octavo.quantize_model(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)), "int8")
         >>> print(octavo.quant.coverage(model).summary())
-        95.5% of the parameters (4,096 of 4,288) and 95.5% of the bytes are quantized; float: 3.0% LayerNorm takes no
-        formats, 1.5% kept by the recipe
+        95.5% of the parameters (4,096 of 4,288) and 95.5% of the bytes are quantized; float: 3.0% LayerNorm ...
     """
     unused = set(bypassed(model))
     reasons = _reasons(model)
