@@ -86,6 +86,8 @@ def gaps(name, thing):
         is_told = parts.keys() & {"Returns", "Yields"}
         if bool(is_told) != (inspect.signature(thing).return_annotation not in (None, "None")):
             yield "Returns: is there, but nothing is returned" if is_told else "Returns: is missing"
+    if re.match(r"[^`]*\w:\s", parts.get("Returns", "").strip().partition("\n")[0]):
+        yield "Returns: a colon in the first line reads as a type"
     for error in ENTRY.findall(parts.get("Raises", "")) + ENTRY.findall(parts.get("Warns", "")):
         if not hasattr(octavo.errors, error) and not hasattr(builtins, error):
             yield f"Raises: {error} is no error"
@@ -176,4 +178,5 @@ def test_examples_run_as_printed(name, gpt_small, tmp_path, monkeypatch):
         Path("gpt-small").symlink_to(gpt_small)
     if '"minilm"' in docstring:
         Path("minilm").symlink_to(minilm())
-    assert fails(name, docstring) == ""
+    if report := fails(name, docstring):
+        pytest.fail(report, pytrace=False)

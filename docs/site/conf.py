@@ -107,6 +107,14 @@ def with_names_of_checkers(app: Sphinx, thing: Any, bound: bool) -> None:
         )
 
 
+def with_plain_types(
+    app: Sphinx, kind: str, name: str, thing: object, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Write the type variable of :func:`octavo.quantize` as the types that it stands for."""
+    plain = "torch.Tensor | numpy.ndarray"
+    return tuple(text and re.sub(r"~?(octavo\.ops\.codec\.)?_Values", plain, text) for text in (signature, returned))
+
+
 def with_linked_map(app: Sphinx, kind: str, name: str, thing: object, options: Any, lines: list[str]) -> None:
     """Make links of the names in the package's table by task."""
     if (kind, name) != ("module", "octavo"):
@@ -165,6 +173,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("missing-reference", where_it_is)
     app.connect("autodoc-skip-member", without_second_places)
     app.connect("autodoc-before-process-signature", with_names_of_checkers)
+    app.connect("autodoc-process-signature", with_plain_types)
     app.connect("autodoc-process-docstring", with_linked_map)
     app.connect("autodoc-process-docstring", with_linked_formats, priority=700)
     app.connect("autodoc-process-docstring", as_prose, priority=600)  # napoleon has 500

@@ -327,7 +327,7 @@ class BytePairTokenizer:
             dtype: as for :meth:`encode`.
 
         Returns:
-            The ids of all texts, one text behind the other, ``[N]``, and where each begins, ``[texts + 1]`` int64:
+            The ids of all texts, one text behind the other, ``[N]``, and where each begins, ``[texts + 1]`` int64;
             those of text ``i`` are ``ids[offsets[i]:offsets[i + 1]]``.
 
         Raises:

@@ -213,7 +213,7 @@ class TextGenerator:
             cache: False computes every token from all before it, to the same bits.
 
         Returns:
-            An iterator over steps: the next id of each prompt, None for those that have ended.
+            An iterator over steps, each the next id of every prompt, None for those that have ended.
 
         Raises:
             DTypeError: for anything else than lists of ids.

@@ -155,7 +155,7 @@ class Format:
             axis: axis that rows, groups and blocks run along.
 
         Returns:
-            Bytes in memory and on disk. Source: FORMATS.md section 5.
+            Bytes in memory and on disk (FORMATS.md section 5).
 
         Raises:
             ShapeError: for a shape or axis that does not fit.
