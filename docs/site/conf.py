@@ -148,7 +148,10 @@ def where_it_is(app: Sphinx, env: Any, node: Any, text: Any) -> Any:
         return None
     domain = env.get_domain("py")
     if not _PLACES:
-        _PLACES.update({id(thing): name for name in domain.objects if (thing := pydoc.locate(name)) is not None})
+        named = (
+            name for name, place in domain.objects.items() if place.objtype not in ("attribute", "data", "property")
+        )
+        _PLACES.update({id(thing): name for name in named if (thing := pydoc.locate(name)) is not None})
     module, of_class = node.get("py:module"), node.get("py:class")
     for scope in ((module, of_class), (module,), ()):
         thing = pydoc.locate(".".join([*filter(None, scope), node["reftarget"]]))
