@@ -147,6 +147,7 @@ COMMANDS = commands()
 def test_no_sentence_of_help_has_more_than_40_words(name):
     """Lists that keep their lines, such as the examples, are no sentences."""
     command = COMMANDS[name]
+    assert "\\b" not in (command.help or ""), "the mark of a list that keeps its lines, escaped twice"
     kept = [part for part in inspect.cleandoc(command.help or "").split("\n\n") if not part.startswith("\b")]
     helps = [getattr(parameter, "help", None) or "" for parameter in command.params]
     # as Markdown: an option is code, which may begin a sentence; other marks are letters

@@ -31,8 +31,8 @@ def run(
 ) -> None:
     """Turn texts into vectors of length 1, without torch.
 
-    Prints how similar each text is to each other one (the cosine), of up to 100 texts; --json prints the vectors, -o
-    writes them. Lines end with LF or CRLF; an empty one is a text, too.
+    Prints the cosine of every pair of up to 100 texts; --json prints the vectors, -o writes them. Lines end with LF or
+    CRLF; an empty one is a text, too.
 
     \b
     Examples:

@@ -24,8 +24,8 @@ def run(
 ) -> None:
     """List the number formats, or explain one.
 
-    Explained means: bits, scale, range, every value where they are few, a plot of its grid, and some numbers rounded.
-    The grammar has more than the list: any width, block and bias (FORMATS.md, section 1).
+    Of one format it shows bits, scale, range, every value where they are few, a plot of its grid, and some numbers
+    rounded. The grammar has more than the list: any width, block and bias (FORMATS.md, section 1).
 
     \b
     Examples:

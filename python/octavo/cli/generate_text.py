@@ -45,12 +45,11 @@ def run(
 ) -> None:
     """Continue texts with a language model, without torch.
 
-    FOLDER is one of a GPT of Octavo, or of GPT-2 or Llama of transformers, packed by `octavo pack` or not.
-    Packed weights are multiplied as they are, so fewer bits are faster. Each prompt is printed with its
-    continuation, as it comes. A text ends with the model's end of text, before a --stop text, or after --tokens.
-    Several prompts are continued together; --json prints prompts, texts and the seconds that they took. Without a
-    PROMPT, every line of standard input is one; a text of several lines is given in quotes. A terminal is not read
-    from: a document is begun.
+    FOLDER is one of a GPT of Octavo, or of GPT-2 or Llama of transformers, packed by `octavo pack` or not. Packed
+    weights are multiplied as they are, so fewer bits are faster. Each prompt is printed with its continuation, as it
+    comes. A text ends with the model's end of text, before a --stop text, or after --tokens. Several prompts are
+    continued together; --json prints prompts, texts and the seconds that they took. Without a PROMPT, every line of
+    standard input is one; a text of several lines is given in quotes. On a terminal, no PROMPT begins a new document.
 
     A model that was trained by masked diffusion reveals tokens in steps, not from left to right. It is sampled
     through torch, from its folder as it was trained; --top-k, --top-p and --stop are not for it.

@@ -46,10 +46,10 @@ def run(
     """Set the least important weights of a model to 0.
 
     IN is a folder of transformers or of Octavo with float weights; the output is a folder that octavo.load_model reads
-    and octavo pack packs. The number of zeros is exact. Zeros take the bytes and the time of other weights until
-    something uses them; --compact takes out what is 0 as a whole, and the output of the model stays. Criteria that need
-    data or training (wanda, taylor, movement), and schedules, are in Python: octavo.prune_model. Selectors are those of
-    octavo recipe.
+    and octavo pack packs. The number of zeros is exact. Zeros save no bytes and no time by themselves: octavo pack
+    --sparse stores them in fewer bytes, and --compact takes heads, neurons and layers that are 0 out, with the same
+    output. Criteria that need data or training (wanda, taylor, movement), and schedules, are in Python:
+    octavo.prune_model. Selectors are those of octavo recipe.
 
     \b
     Examples:

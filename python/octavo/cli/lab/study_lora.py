@@ -36,7 +36,7 @@ def lora(
     task: the tiny model goes on from one generated task to another, minilm from its pretraining to --corpus. Its head
     is fresh, stays float, and is trained whole; adapters go on all other linear layers, the same ones with PEFT.
 
-    \\b
+    \b
     Examples:
       octavo lab study lora
       octavo lab study lora --ranks 1,2,4,8,16,32 --bases 'mxint8 | int4:g32 | nf4'
