@@ -26,7 +26,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 NAMES = [name for name in octavo.__all__ if name != "__version__"]  # a text, which has no docstring
 #: All functions and methods of these keep to the same rules, but need no example.
 ROOMS = (
-    "cuda", "data", "gemm", "graph", "linear", "lora", "prune", "quant", "recipe", "report", "search", "train",
+    "cuda", "data", "gemm", "graph", "linear", "lora", "nn", "prune", "quant", "recipe", "report", "search", "train",
 )  # fmt: skip
 
 

@@ -52,7 +52,18 @@ class QuantAttention(FormatLayer):
         self.values = QuantMatmul(plan, what=f"{what}: values")
 
     def with_plan(self, plan: LayerPlan, what: str) -> Self:
-        """Return the same module with other quantizers."""
+        """Return the same module with other quantizers.
+
+        Args:
+            plan: formats by role.
+            what: names the module in errors.
+
+        Returns:
+            A new module.
+
+        Raises:
+            FormatError: for a plan with a weight or a bias.
+        """
         made = copied_as(type(self), self)
         made._add_products(plan, what)
         for product in (made.scores, made.values):
@@ -61,11 +72,19 @@ class QuantAttention(FormatLayer):
 
     @classmethod
     def stored_class(cls) -> str:
-        """Return the name of the class in files, which is that of subclasses, too."""
+        """Return the name of the class in files, which is that of subclasses, too.
+
+        Returns:
+            The name.
+        """
         return "QuantAttention"
 
     def role_quantizers(self) -> dict[str, nn.Module]:
-        """Return a quantizer for each role that has one: of the input that of the queries, and that of the result."""
+        """Return a quantizer for each role that has one: of the input that of the queries, and that of the result.
+
+        Returns:
+            Quantizers by role.
+        """
         found = {"input": self.scores.a_quantizer, "output": self.values.output_quantizer}
         return {role: quantizer for role, quantizer in found.items() if quantizer is not None}
 
@@ -80,11 +99,19 @@ class QuantAttention(FormatLayer):
         dropout: float = 0.0,
         causal: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Return the attention ``[..., T, D]`` and its probabilities ``[..., T, S]``.
+        """Return the attention and its probabilities.
 
-        ``query``: ``[..., T, D]``. ``key``, ``value``: ``[..., S, D]``. ``mask``: of bool, True where attended to, or
-        added to the scores. ``scale``: of the scores, ``D ** -0.5`` by default. ``dropout``: of the probabilities, in
-        training. ``causal``: position t attends to the first ``S - T + t + 1`` keys.
+        Args:
+            query: ``[..., T, D]``.
+            key: ``[..., S, D]``.
+            value: ``[..., S, D]``.
+            mask: of bool, True where attended to, or added to the scores.
+            scale: of the scores; default: ``D ** -0.5``.
+            dropout: of the probabilities, in training.
+            causal: position t attends to the first ``S - T + t + 1`` keys.
+
+        Returns:
+            ``[..., T, D]`` and ``[..., T, S]``.
         """
         scores = self.scores(query, key.transpose(-1, -2)) * (query.shape[-1] ** -0.5 if scale is None else scale)
         if causal:

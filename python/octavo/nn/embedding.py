@@ -38,7 +38,20 @@ class QuantEmbedding(QuantLayer, nn.Embedding):
 
     @classmethod
     def from_embedding(cls, embedding: nn.Embedding, plan: LayerPlan, what: str = "") -> Self:
-        """Return a layer that shares the Parameter, hooks and mode of ``embedding``. Raises DTypeError, FormatError."""
+        """Return a layer that shares the Parameter, hooks and mode of an embedding.
+
+        Args:
+            embedding: the float layer.
+            plan: formats by role.
+            what: names the layer in errors.
+
+        Returns:
+            The simulated layer.
+
+        Raises:
+            DTypeError: for another module.
+            FormatError: for a plan with an input or a bias.
+        """
         return cls.from_layer(embedding, plan, what)
 
     @property
@@ -47,7 +60,14 @@ class QuantEmbedding(QuantLayer, nn.Embedding):
         return False
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the rounded rows of the ids ``input``: ``[..., D]``."""
+        """Return rounded rows of the table.
+
+        Args:
+            input: ids, any shape.
+
+        Returns:
+            ``[*input.shape, D]``.
+        """
         ids = input
         options = (self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse)
         quantizer, table = self.weight_quantizer, self._own("weight")
@@ -91,32 +111,87 @@ class PackedEmbedding(PackedLayer):
 
     @classmethod
     def from_embedding(cls, embedding: nn.Embedding, format: Format | Spec | str | None = None, what: str = "") -> Self:
-        """Return the packed form of a QuantEmbedding, or of an ``nn.Embedding`` in ``format``.
+        """Return the packed form of an embedding.
 
-        ``what`` names the layer in errors. Raises ModelError where ``max_norm`` rewrites rows, else as
-        :meth:`octavo.nn.PackedLinear.from_linear`.
+        Args:
+            embedding: a QuantEmbedding, or an ``nn.Embedding`` to be packed in ``format``.
+            format: a Format, its text or a Spec.
+            what: names the layer in errors.
+
+        Returns:
+            The packed layer.
+
+        Raises:
+            ModelError: for other layers, and where ``max_norm`` rewrites rows.
+            NonFiniteError: for weights that are not finite.
+            FormatError: as :func:`octavo.encode`.
+
+        Example:
+            >>> table = nn.Embedding(100, 64)
+            >>> packed = octavo.nn.PackedEmbedding.from_embedding(table, "int8:g32")
+            >>> packed(torch.tensor([[3, 7]])).shape, packed.weight.nbytes
+            (torch.Size([1, 2, 64]), 6800)
         """
         return cls.from_layer(embedding, format, what)
 
     @classmethod
     def from_layer(cls, layer: nn.Module, format: Format | Spec | str | None = None, what: str = "") -> Self:
-        """Return what :meth:`from_embedding` returns."""
+        """Return the layer of :meth:`from_embedding`.
+
+        Args:
+            layer: as there.
+            format: as there.
+            what: as there.
+
+        Returns:
+            The packed layer.
+
+        Raises:
+            ModelError: as there.
+            NonFiniteError: as there.
+            FormatError: as there.
+        """
         if getattr(layer, "max_norm", None) is not None:
             raise ModelError(f"{what or 'Embedding'}: max_norm rewrites rows at each call; codes stay as they are")
         return super().from_layer(layer, format, what)
 
     def cost(self, batch: int) -> tuple[str, int]:
-        """Return how ``batch`` rows are read, and their bytes."""
+        """Return how ``batch`` rows are read, and their bytes.
+
+        Args:
+            batch: number of rows.
+
+        Returns:
+            The name, and bytes.
+        """
         rows = min(batch, self.num_embeddings)
         return "gather", math.ceil(self.packed_weight.nbytes / max(self.num_embeddings, 1) * rows)
 
     @classmethod
     def geometry(cls, layer: nn.Module) -> dict[str, Any]:
-        """Arguments of the constructor that the weight does not tell."""
+        """Return arguments of the constructor that the weight does not tell.
+
+        Args:
+            layer: the layer.
+
+        Returns:
+            Values by name.
+        """
         return {"padding_idx": layer.padding_idx}
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the rows of the ids ``input``."""
+        """Return rows of the table.
+
+        Args:
+            input: ids, int64 or int32, any shape.
+
+        Returns:
+            ``[*input.shape, D]``.
+
+        Raises:
+            RangeError: for an id outside the table.
+            DTypeError: for another dtype or device.
+        """
         self._check(input)
         y = torch.ops.octavo.packed_embedding.default(
             input, *self.parts, self._text, self._rows, self._width, self.dtype

@@ -29,20 +29,40 @@ class Int32Bias(nn.Module):
         self.spec, self.what, self.enabled = spec, what, True
 
     def integers(self, bias: Tensor, steps: Tensor) -> Tensor:
-        """Return ``rne(bias / steps)``, saturated to int32, as whole numbers in float64. All are ``[N]``."""
+        """Return ``rne(bias / steps)``, saturated to int32.
+
+        Args:
+            bias: ``[N]``.
+            steps: ``[N]``, steps of the accumulators.
+
+        Returns:
+            Whole numbers in float64, ``[N]``.
+        """
         exact = bias.detach().double() / torch.where(steps > 0, steps, 1.0).double()
         whole = exact.round().clamp(INT32_MIN, INT32_MAX)
         return torch.where(steps > 0, whole, 0.0)
 
     def simulate(self, bias: Tensor, steps: Tensor) -> Tensor:
-        """Return the bias rounded to its multiples of ``steps``; its gradient passes as it is."""
+        """Return the bias rounded to its multiples of ``steps``; its gradient passes as it is.
+
+        Args:
+            bias: ``[N]``.
+            steps: ``[N]``, steps of the accumulators.
+
+        Returns:
+            The rounded bias, ``[N]``.
+        """
         if not self.enabled:
             return bias
         rounded = (self.integers(bias, steps) * steps.double()).to(bias.dtype)
         return Valued.apply(bias, rounded)
 
     def extra_repr(self) -> str:
-        """Tell the spec."""
+        """Tell the spec.
+
+        Returns:
+            Words of ``repr``.
+        """
         return str(self.spec)
 
 

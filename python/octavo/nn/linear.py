@@ -57,7 +57,28 @@ class QuantLinear(QuantLayer, nn.Linear):  # type: ignore[misc] # weight and bia
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, plan: LayerPlan, what: str = "") -> Self:
-        """Return a layer that shares the Parameters, hooks and mode of ``linear``. Raises DTypeError, FormatError."""
+        """Return a layer that shares the Parameters, hooks and mode of a linear layer.
+
+        Args:
+            linear: the float layer.
+            plan: formats by role.
+            what: names the layer in errors.
+
+        Returns:
+            The simulated layer.
+
+        Raises:
+            DTypeError: for another module.
+            FormatError: for a format that the layer cannot hold.
+
+        Example:
+            >>> from octavo.recipe.spec import LayerPlan, Spec
+            >>> mxint4 = LayerPlan(weight=Spec(octavo.Format("mxint4")))
+            >>> linear = nn.Linear(64, 8, bias=False)
+            >>> layer, x = octavo.nn.QuantLinear.from_linear(linear, mxint4), torch.randn(2, 64)
+            >>> torch.allclose(layer(x), x @ octavo.quantize(linear.weight, "mxint4").T, atol=1e-6)
+            True
+        """
         return cls.from_layer(linear, plan, what)
 
     @property
@@ -66,7 +87,14 @@ class QuantLinear(QuantLayer, nn.Linear):  # type: ignore[misc] # weight and bia
         return True
 
     def input_rows(self, x: Tensor) -> Tensor:
-        """The vectors ``[n, K]`` that the weight matrix multiplies."""
+        """Return the vectors that the weight matrix multiplies.
+
+        Args:
+            x: ``[..., K]``.
+
+        Returns:
+            ``[n, K]``.
+        """
         return x.flatten(0, -2) if x.ndim > 1 else x[None]
 
     def _factors(self, x: Quantizer) -> bool:
@@ -86,7 +114,20 @@ class QuantTransposedLinear(QuantLayer):
 
     @classmethod
     def from_conv1d(cls, layer: nn.Module, plan: LayerPlan, what: str = "") -> Self:
-        """Return a layer that shares the Parameters, hooks and mode of ``layer``. Raises DTypeError, FormatError."""
+        """Return a layer that shares the Parameters, hooks and mode of a Conv1D of transformers.
+
+        Args:
+            layer: the float layer.
+            plan: formats by role.
+            what: names the layer in errors.
+
+        Returns:
+            The simulated layer.
+
+        Raises:
+            DTypeError: for another module.
+            FormatError: for a format that the layer cannot hold.
+        """
         return cls.from_layer(layer, plan, what)
 
     @classmethod
@@ -99,7 +140,11 @@ class QuantTransposedLinear(QuantLayer):
         return kind is cls or (kind.__name__, kind.__module__) == ("Conv1D", "transformers.pytorch_utils")
 
     def weight_matrix(self) -> Tensor:
-        """The weight as it is rounded: ``[N, K]``, K being the contraction."""
+        """Return the weight as it is rounded.
+
+        Returns:
+            ``[N, K]``, K being the contraction.
+        """
         return self._own("weight").t()
 
     def _weight_of(self, matrix: Tensor) -> Tensor:
@@ -138,17 +183,39 @@ class PackedLinear(PackedLayer):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, format: Format | Spec | str | None = None, what: str = "") -> Self:
-        """Return the packed form of a layer.
+        """Return the packed form of a linear layer.
 
-        ``linear``: a QuantLinear or QuantTransposedLinear, whose formats and scales are kept, or an ``nn.Linear`` to
-        be packed in ``format``. ``what`` names the layer in errors. Raises ModelError for other layers, NonFiniteError
-        for weights that are not finite, and as :func:`octavo.encode`.
+        Args:
+            linear: a QuantLinear or QuantTransposedLinear, whose formats and scales are kept, or an ``nn.Linear`` to be
+                packed in ``format``.
+            format: a Format, its text or a Spec.
+            what: names the layer in errors.
+
+        Returns:
+            The packed layer.
+
+        Raises:
+            ModelError: for other layers.
+            NonFiniteError: for weights that are not finite.
+            FormatError: as :func:`octavo.encode`.
+
+        Example:
+            >>> layer = octavo.nn.PackedLinear.from_linear(nn.Linear(64, 8), "mxfp4")
+            >>> layer.weight
+            PackedTensor('mxfp4', shape=(8, 64), dtype=float32, axis=1, nbytes=272, bits_per_element=4.25)
         """
         return cls.from_layer(linear, format, what)
 
     @classmethod
     def accepts(cls, layer: nn.Module) -> bool:
-        """Whether this class is the packed form of ``layer``: also of transformers' Conv1D, quantized."""
+        """Tell whether this class is the packed form of a layer, also of transformers' Conv1D, quantized.
+
+        Args:
+            layer: the layer.
+
+        Returns:
+            True or False.
+        """
         return isinstance(layer, nn.Linear | QuantTransposedLinear)
 
     @property
@@ -158,11 +225,25 @@ class PackedLinear(PackedLayer):
 
     @classmethod
     def description(cls, layer: nn.Module) -> dict[str, object]:
-        """Return what a file says, beside class and formats, of a packed layer or of one that this class packs."""
+        """Return what a file says, beside class and formats, of a packed layer or of one that this class packs.
+
+        Args:
+            layer: the layer.
+
+        Returns:
+            Plain values by name.
+        """
         return {**super().description(layer), "transposed": has_transposed_weight(layer)}
 
     def cost(self, batch: int) -> tuple[str, int]:
-        """Return the kernel that multiplies ``batch`` rows, and the bytes of the weight that it moves."""
+        """Return the kernel that multiplies ``batch`` rows, and the bytes of the weight that it moves.
+
+        Args:
+            batch: number of rows.
+
+        Returns:
+            The name, and bytes.
+        """
         quantizer = self.input_quantizer
         x = None if quantizer is None or not quantizer.enabled else str(quantizer.format)
         if self.is_sparse:
@@ -182,7 +263,18 @@ class PackedLinear(PackedLayer):
         return super()._apply(fn, recurse)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return ``input W^T + bias``."""
+        """Return ``input W^T + bias``.
+
+        Args:
+            input: ``[..., K]``, float32, float16 or bfloat16.
+
+        Returns:
+            ``[..., N]`` in the dtype of ``input``.
+
+        Raises:
+            ShapeError: where sizes do not fit.
+            DTypeError: for another dtype or device.
+        """
         quantizer = self.input_quantizer
         if quantizer is not None and not quantizer.enabled:
             quantizer = None

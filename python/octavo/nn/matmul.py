@@ -19,8 +19,26 @@ from octavo.tensors.formats import Format
 def quantized_matmul(a: Tensor, b: Tensor, a_format: Format | str, b_format: Format | str | None = None) -> Tensor:
     """Return ``a @ b`` over operands rounded along the contraction, K, with scales chosen from them.
 
-    ``a``: ``[..., M, K]``. ``b``: ``[..., K, N]``, in ``a_format`` unless it has one of its own. Gradients pass
-    straight through. Raises as :func:`octavo.quantize`.
+    Gradients pass straight through.
+
+    Args:
+        a: ``[..., M, K]``.
+        b: ``[..., K, N]``.
+        a_format: format of ``a``.
+        b_format: format of ``b``; default: that of ``a``.
+
+    Returns:
+        ``[..., M, N]``.
+
+    Raises:
+        FormatError: as :func:`octavo.quantize`.
+        DTypeError: as :func:`octavo.quantize`.
+
+    Example:
+        >>> a, b = torch.randn(4, 64), torch.randn(64, 4)
+        >>> rounded = octavo.quantize(a, "mxint8") @ octavo.quantize(b, "mxint8", axis=0)
+        >>> torch.allclose(octavo.nn.quantized_matmul(a, b, "mxint8"), rounded)
+        True
     """
     return quantize(a, a_format, axis=-1) @ quantize(b, b_format or a_format, axis=-2)
 
@@ -46,18 +64,41 @@ class QuantMatmul(FormatLayer):
         self.output_quantizer = quantizer(plan.output, -1, f"{what}: output")
 
     def with_plan(self, plan: LayerPlan, what: str) -> Self:
-        """Return the same module with other quantizers."""
+        """Return the same module with other quantizers.
+
+        Args:
+            plan: formats by role.
+            what: names the module in errors.
+
+        Returns:
+            A new module.
+
+        Raises:
+            FormatError: for a plan with a weight or a bias.
+        """
         made = copied_as(type(self), self)
         made._add_quantizers(plan, what)
         return made
 
     def role_quantizers(self) -> dict[str, nn.Module]:
-        """Return a quantizer for each role that has one; both operands have that of the input."""
+        """Return a quantizer for each role that has one; both operands have that of the input.
+
+        Returns:
+            Quantizers by role.
+        """
         found = {"input": self.a_quantizer, "output": self.output_quantizer}
         return {role: quantizer for role, quantizer in found.items() if quantizer is not None}
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return the product."""
+        """Return the product.
+
+        Args:
+            a: ``[..., M, K]``.
+            b: ``[..., K, N]``.
+
+        Returns:
+            ``[..., M, N]``.
+        """
         a = a if self.a_quantizer is None else self.a_quantizer(a)
         b = b if self.b_quantizer is None else self.b_quantizer(b)
         y = a @ b

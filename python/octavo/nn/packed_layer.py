@@ -220,9 +220,18 @@ class PackedLayer(WeightBuffers):
     def from_layer(cls, layer: nn.Module, format: Format | Spec | str | None = None, what: str = "") -> Self:
         """Return a packed layer of the same shape, mode and hooks.
 
-        ``layer``: a quantized layer, packed as it rounds, or a float one with a ``format``. ``what`` names it in
-        errors. Raises ModelError for other layers, NonFiniteError for weights that are not finite, and as
-        :func:`octavo.encode`.
+        Args:
+            layer: a quantized layer, packed as it rounds, or a float one to be packed in ``format``.
+            format: a Format, its text or a Spec.
+            what: names the layer in errors.
+
+        Returns:
+            The packed layer.
+
+        Raises:
+            ModelError: for other layers.
+            NonFiniteError: for weights that are not finite.
+            FormatError: as :func:`octavo.encode`.
         """
         what = what or type(layer).__name__
         if not cls.accepts(layer):
@@ -285,7 +294,12 @@ class PackedLayer(WeightBuffers):
         return packed.train(layer.training)
 
     def stand_for(self, layer: nn.Module, what: str) -> None:
-        """Remember the path for errors, and how code that knew ``layer`` reads the weight."""
+        """Remember the path for errors, and how code that knew the layer reads the weight.
+
+        Args:
+            layer: the layer that this one replaces.
+            what: its path.
+        """
         self.what = what
         self._transposed = has_transposed_weight(layer)
         if not self._transposed:
@@ -295,12 +309,26 @@ class PackedLayer(WeightBuffers):
 
     @classmethod
     def accepts(cls, layer: nn.Module) -> bool:
-        """Whether this class is the packed form of ``layer``."""
+        """Tell whether this class is the packed form of a layer.
+
+        Args:
+            layer: the layer.
+
+        Returns:
+            True or False.
+        """
         return isinstance(layer, cls.replaces)
 
     @classmethod
     def matrix_shape(cls, layer: nn.Module) -> tuple[int, int] | None:
-        """Return ``(N, K)`` of the weight of a layer that this class stands in for; None for another layer."""
+        """Return the shape of the weight of a layer that this class stands in for.
+
+        Args:
+            layer: the layer.
+
+        Returns:
+            ``(N, K)``; None for another layer.
+        """
         if isinstance(layer, cls):
             return layer._rows, layer._width
         kind = kind_of(layer)
@@ -311,24 +339,52 @@ class PackedLayer(WeightBuffers):
 
     @classmethod
     def description(cls, layer: nn.Module) -> dict[str, object]:
-        """Return what a file says, beside class and formats, of a packed layer or of one that this class packs."""
+        """Return what a file says, beside class and formats, of a packed layer or of one that this class packs.
+
+        Args:
+            layer: the layer.
+
+        Returns:
+            Plain values by name.
+        """
         geometry, shape = cls.geometry(layer), _weight_shape(layer)
         told: dict[str, object] = {"geometry": geometry} if geometry else {}
         return told if len(shape) <= 2 or "kernel_size" in geometry else {**told, "shape": shape}
 
     def cost(self, batch: int) -> tuple[str, int]:
-        """Return the kernel that multiplies ``batch`` rows, and the bytes of the weight that it moves."""
+        """Return the kernel that multiplies ``batch`` rows, and the bytes of the weight that it moves.
+
+        Args:
+            batch: number of rows.
+
+        Returns:
+            The name, and bytes.
+        """
         weight = self.packed_weight
         return DECODE, weight.nbytes + 2 * weight.numel() * self.dtype.itemsize
 
     @classmethod
     def geometry(cls, layer: nn.Module) -> dict[str, Any]:
-        """Arguments of the constructor that the weight does not tell."""
+        """Return arguments of the constructor that the weight does not tell.
+
+        Args:
+            layer: the layer.
+
+        Returns:
+            Values by name.
+        """
         return {}
 
     @classmethod
     def axis(cls, layer: nn.Module) -> int:
-        """Axis of the input and output along which blocks run."""
+        """Return the axis of the input and output along which blocks run.
+
+        Args:
+            layer: the layer.
+
+        Returns:
+            The axis.
+        """
         return -1
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -376,7 +432,11 @@ class PackedLayer(WeightBuffers):
             unexpected_keys.remove(key)
 
     def extra_repr(self) -> str:
-        """Tell shape, format and bytes."""
+        """Tell shape, format and bytes.
+
+        Returns:
+            Words of ``repr``.
+        """
         sparse = ", sparse=True" if self.is_sparse else ""
         return f"{self._width}, {self._rows}, '{self.format}', bias={self._held_bias() is not None}{sparse}"
 

@@ -76,10 +76,19 @@ class QuantLayer(FormatLayer):
 
     @classmethod
     def from_layer(cls, module: nn.Module, plan: LayerPlan, what: str = "") -> Self:
-        """Return a layer with the Parameters, buffers, hooks and mode of ``module`` and the quantizers of ``plan``.
+        """Return a layer with the Parameters, buffers, hooks and mode of a module and the quantizers of a plan.
 
-        ``module``: of the class that this one replaces, or quantized already; its quantizers are left behind. ``what``
-        names it in errors. Raises DTypeError for other modules, FormatError for what the layer cannot hold.
+        Args:
+            module: of the class that this one replaces, or quantized already; its quantizers are left behind.
+            plan: formats by role.
+            what: names the layer in errors.
+
+        Returns:
+            The simulated layer.
+
+        Raises:
+            DTypeError: for other modules.
+            FormatError: for a format that the layer cannot hold.
         """
         what = what or type(module).__name__
         module = module.single() if isinstance(module, JoinedLinear) else module
@@ -129,7 +138,11 @@ class QuantLayer(FormatLayer):
                 )
 
     def pruned_roles(self) -> list[str]:
-        """The roles of the parameters that have masks."""
+        """Return the roles of the parameters that have masks.
+
+        Returns:
+            Names of roles.
+        """
         own = self._modules.get("masks")
         return own.names() if isinstance(own, Masks) else []
 
@@ -234,11 +247,19 @@ class QuantLayer(FormatLayer):
         return x.granularity == "tensor"
 
     def weight_matrix(self) -> Tensor:
-        """The weight as it is rounded: ``[N, K]``, K being the contraction."""
+        """Return the weight as it is rounded.
+
+        Returns:
+            ``[N, K]``, K being the contraction.
+        """
         return self._own("weight").flatten(1)
 
     def set_weight_matrix(self, matrix: Tensor) -> None:
-        """Overwrite the weight, from ``[N, K]``."""
+        """Overwrite the weight.
+
+        Args:
+            matrix: ``[N, K]``.
+        """
         with torch.no_grad():
             held = self._own("weight")
             held.copy_(self._weight_of(matrix.to(held.dtype)))
@@ -249,7 +270,17 @@ class QuantLayer(FormatLayer):
         return False
 
     def input_rows(self, x: Tensor) -> Tensor:
-        """The vectors ``[n, K]`` that the weight matrix multiplies. Raises FormatError where there are none."""
+        """Return the vectors that the weight matrix multiplies.
+
+        Args:
+            x: an input of the layer.
+
+        Returns:
+            ``[n, K]``.
+
+        Raises:
+            FormatError: where there are none.
+        """
         raise FormatError(f"a {type(self).__name__} has no one matrix that multiplies its input; take @mse or @hqq")
 
     def _weight_of(self, matrix: Tensor) -> Tensor:
@@ -279,7 +310,17 @@ class QuantLayer(FormatLayer):
         return scales.detach() * weight_scales.flatten().expand(len(bias))
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return what the float layer would, of rounded operands; in evaluation from the codes where ``is_integer``."""
+        """Return the float layer's output, of rounded operands; in evaluation from the codes where ``is_integer``.
+
+        Args:
+            input: as for the float layer.
+
+        Returns:
+            As of the float layer.
+
+        Raises:
+            CalibrationError: where scales were to be calibrated and were not.
+        """
         codes = self.is_integer and not self.training
         y = self._integer_forward(input) if codes else self._float_forward(input)
         return y if self.output_quantizer is None else self.output_quantizer(y)

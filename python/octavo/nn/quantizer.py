@@ -52,7 +52,11 @@ class Quantizer(nn.Module):
         self.adopt(spec)
 
     def adopt(self, spec: Spec) -> None:
-        """Round to another format from now on; its scales begin as None."""
+        """Round to another format from now on; its scales begin as None.
+
+        Args:
+            spec: format and calibration.
+        """
         self.spec = spec
         # Plain values, which torch.compile guards on at no cost.
         self._text, self._rule, fmt = spec.format.text, spec.scale, spec.format
@@ -86,11 +90,18 @@ class Quantizer(nn.Module):
         return self.scales is None and self._calibrates
 
     def set_scales(self, scales: Tensor, zeros: Tensor | None = None, levels: Tensor | None = None) -> None:
-        """Fix the scales.
+        """Fix the scales. A learned quantizer keeps its Parameter if the shape is the same.
 
-        ``scales``: as :func:`octavo.encode` stores them, in any float dtype where the storage type is a float, or
-        fraction bits. ``zeros``: integers shaped like the scales, or packed as in a PackedTensor. ``levels``: ``[1]``.
-        A learned quantizer keeps its Parameter if the shape is the same. Raises FormatError, ShapeError or DTypeError.
+        Args:
+            scales: as :func:`octavo.encode` stores them, in any float dtype where the storage type is a float, or
+                fraction bits.
+            zeros: integers shaped like the scales, or packed as in a PackedTensor.
+            levels: float32 ``[1]`` (``nvfp4``).
+
+        Raises:
+            FormatError: for parts that the format does not have.
+            ShapeError: for sizes that do not fit.
+            DTypeError: for another dtype or kind of object.
         """
         core = self.format.core
         if core.scale_type is None:
@@ -114,7 +125,11 @@ class Quantizer(nn.Module):
         self.adopt(self.spec)
 
     def learn(self) -> None:
-        """Turn fixed scales into a Parameter (LSQ). Raises FormatError where the format cannot, or without scales."""
+        """Turn fixed scales into a Parameter. Source: Esser et al. 2020, LSQ.
+
+        Raises:
+            FormatError: where the format cannot, or without scales.
+        """
         if self.format.family not in ("int", "fixed") or self.granularity == "none" or self.format.core.has_zeros:
             raise FormatError(f"{self.what}: '{self.format}' cannot learn its scales; intW and fixedW can")
         if self.scales is None:
@@ -127,7 +142,12 @@ class Quantizer(nn.Module):
     def relearn(self, spec: Spec, scales: Tensor) -> None:
         """Round to another format with other values in the same Parameter, which an optimizer may hold.
 
-        Raises FormatError where the number of scales would change.
+        Args:
+            spec: format and calibration.
+            scales: their values.
+
+        Raises:
+            FormatError: where the number of scales would change.
         """
         learned = self.scales
         assert learned is not None  # callers ask for learned ones only
@@ -144,17 +164,29 @@ class Quantizer(nn.Module):
         self.scales = learned
 
     def given(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Scales, packed zeros and levels as ops take them; None for those that are not fixed."""
+        """Return the parts as ops take them.
+
+        Returns:
+            Scales, packed zeros and levels; None for those that are not fixed.
+        """
         scales = self.scales
         if scales is not None and self.integer_width and isinstance(scales, nn.Parameter):
             scales = scales.abs().clamp(min=_LEAST_SCALE)
         return scales, self.zeros, self.levels
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x`` rounded: equal to ``encode(x).decode()``, with the gradients of :func:`octavo.quantize`.
+        """Round a tensor, with the gradients of :func:`octavo.quantize`.
 
-        ``x``: float32, float16 or bfloat16, any shape with the axis. NaN stays NaN.
-        Raises CalibrationError where scales were to be calibrated and were not, else as :func:`octavo.quantize`.
+        Args:
+            x: float32, float16 or bfloat16, any shape with the axis; NaN stays NaN.
+
+        Returns:
+            ``encode(x).decode()``.
+
+        Raises:
+            CalibrationError: where scales were to be calibrated and were not.
+            ShapeError: as :func:`octavo.quantize`.
+            DTypeError: as :func:`octavo.quantize`.
         """
         if not self.enabled:
             return x
@@ -163,7 +195,17 @@ class Quantizer(nn.Module):
     def round(
         self, x: Tensor, scales: Tensor | None = None, zeros: Tensor | None = None, levels: Tensor | None = None
     ) -> Tensor:
-        """:func:`octavo.quantize` with parts in the form of :meth:`given`; one op to torch.compile."""
+        """Round a tensor with parts in the form of :meth:`given`; one op to torch.compile.
+
+        Args:
+            x: as for :meth:`forward`.
+            scales: as for :func:`octavo.quantize`.
+            zeros: packed.
+            levels: as for :func:`octavo.quantize`.
+
+        Returns:
+            The rounded tensor.
+        """
         self._check(x)
         parts = (x, self._text, self.axis, self._rule, scales, zeros, levels)
         wanted = torch.is_grad_enabled() and (x.requires_grad or (scales is not None and scales.requires_grad))
@@ -172,15 +214,33 @@ class Quantizer(nn.Module):
         return torch.ops.octavo.quantize_plain.default(*parts)
 
     def encode(self, x: Tensor) -> PackedTensor:
-        """Return the codes of ``x``. Raises NonFiniteError for NaN and infinity, else as ``forward``."""
+        """Return the codes of a tensor.
+
+        Args:
+            x: as for :meth:`forward`.
+
+        Returns:
+            The packed tensor.
+
+        Raises:
+            NonFiniteError: for NaN and infinity.
+            CalibrationError: as :meth:`forward`.
+        """
         parts = self._encode(x, self.axis)
         return PackedTensor(self.format, *parts, shape=tuple(x.shape), dtype=x.dtype, axis=self.axis, scale=self._rule)
 
     def integers(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the codes of ``intW`` (W <= 8) as whole numbers in float64, and the float32 scales.
+        """Return the codes of ``intW`` (W <= 8), and the scales.
 
-        ``x``: float32, the axis last. Codes are shaped like ``x``; scales as ``encode`` gives them, ``[1]`` or
-        ``[..., 1]``. Raises NonFiniteError for NaN and infinity.
+        Args:
+            x: float32, the axis last.
+
+        Returns:
+            Whole numbers in float64, shaped like ``x``, and float32 scales as ``encode`` gives them, ``[1]`` or
+            ``[..., 1]``.
+
+        Raises:
+            NonFiniteError: for NaN and infinity.
         """
         codes, scales, _, _ = self._encode(x, -1)
         if self.integer_width == 8:
@@ -274,7 +334,11 @@ class Quantizer(nn.Module):
             self.scales = nn.Parameter(start)  # set_scales rounds fraction bits
 
     def extra_repr(self) -> str:
-        """Tell the spec and whether scales are chosen, fixed or learned."""
+        """Tell the spec and whether scales are chosen, fixed or learned.
+
+        Returns:
+            Words of ``repr``.
+        """
         if self.format.granularity == "none":
             return str(self.spec)
         return f"{self.spec}, {'learned' if self.is_learned else 'static' if self.is_static else 'dynamic'}"
