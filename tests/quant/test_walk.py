@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from octavo.data import kept_trees
 from octavo.data.batches import Batches
-from octavo.quant.algorithms import walk as walks
 from octavo.quant.algorithms.walk import Walk
 from octavo.quant.calibration import hooked, undisturbed
 from torch import nn
@@ -147,7 +147,7 @@ def change(layer):
 @pytest.mark.parametrize("held", [1 << 28, 0], ids=["memory", "file"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_inputs_are_those_of_whole_runs(kind, held, inputs_alone, monkeypatch):
-    monkeypatch.setattr(walks, "MOST_HELD", held)
+    monkeypatch.setattr(kept_trees, "MOST_HELD", held)
     torch.manual_seed(0)
     model = MODELS[kind]()
     batches = batches_of()

@@ -160,3 +160,17 @@ def hooked(modules: Iterable[nn.Module], hook: Callable[[Any, tuple[Any, ...]], 
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Have a module compute something else inside; its hooks stay."""
+    before = vars(module).get("forward")
+    vars(module)["forward"] = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del vars(module)["forward"]
+        else:
+            vars(module)["forward"] = before

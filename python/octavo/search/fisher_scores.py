@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,14 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from octavo.data.batches import call_numbered
+from octavo.data.kept_trees import MOST_HELD
 from octavo.display.progress import Stages
 from octavo.search.layer_groups import LayerGroup
 from octavo.search.output_divergence import Reader
 from octavo.search.rounded_layers import input_of
+
+_ROWS = 128  # of outputs that are drawn for at once
+_PART = 1 << 24  # numbers of a weight that are worked on at once
 
 Rounded = Callable[[LayerGroup, Any], dict[Any, Any] | None]
 
@@ -40,7 +46,6 @@ def fisher_scores(
     loss = np.full((len(groups), len(specs)), math.nan)
     weights = [row for row, layers in enumerate(groups) if layers.group.role == "weight"]
     inputs = [row for row, layers in enumerate(groups) if layers.group.role == "input"]
-    squares: dict[int, Tensor] = {}
     change = {
         (row, column): quantizers
         for row in inputs
@@ -52,17 +57,13 @@ def fisher_scores(
     parameters = {id(s.tensor): s.tensor for row in weights for s in groups[row].unique if s.tensor is not None}
     generator = torch.Generator().manual_seed(0)
     count = 0
-    with _tracked(model, parameters), show.stage("estimating sensitivity", len(batches)) as advance:
+    squares = _Squares(parameters)
+    with _tracked(model, parameters), squares.added(), show.stage("estimating sensitivity", len(batches)) as advance:
         for number, batch in enumerate(batches):
             with torch.enable_grad(), _watched(model, groups, inputs, change, loss):
                 rows = reader.rows(call_numbered(model, batch, number), batch)
-                _draw(reader, rows, generator).backward()
+                rows.backward(_direction(reader, rows.detach(), generator))
             count += len(rows)
-            for key, parameter in parameters.items():
-                if parameter.grad is not None:
-                    own = parameter.grad.detach().double().square()
-                    squares[key] = squares[key] + own if key in squares else own
-                    parameter.grad = None
             advance()
     for place in change:
         loss[place] /= 2 * count
@@ -70,31 +71,72 @@ def fisher_scores(
         for row in weights:
             for column, spec in enumerate(specs):
                 if (values := rounded(groups[row], spec)) is not None:
-                    scores = (_score(squares, site, value) for site, value in values.items())
+                    scores = (squares.score(site, value) for site, value in values.items())
                     loss[row, column] = sum(scores) / (2 * count)
                 advance()
     return loss
 
 
-def _score(squares: dict[int, Tensor], site: Any, value: Tensor) -> float:
-    known = squares.get(id(site.tensor))
-    if known is None:  # no gradient reaches it
-        return 0.0
-    return float((known * (value.double() - site.tensor.detach().double()).square()).sum())
+class _Squares:
+    """Sums of squared gradients of parameters, float64; in a mapped file where they are many."""
+
+    def __init__(self, parameters: Mapping[int, Tensor]) -> None:
+        """Begin with zeros."""
+        self._parameters, self._folder = parameters, None
+        nbytes = 8 * sum(parameter.numel() for parameter in parameters.values())
+        if nbytes <= MOST_HELD:
+            self._sums = {key: torch.zeros(one.numel(), dtype=torch.float64) for key, one in parameters.items()}
+        else:
+            self._folder = tempfile.TemporaryDirectory(prefix="octavo-")
+            self._sums = {
+                key: torch.from_file(  # of zeros
+                    str(Path(self._folder.name, str(key))), shared=True, size=one.numel(), dtype=torch.float64
+                )
+                for key, one in parameters.items()
+            }
+
+    @contextmanager
+    def added(self) -> Iterator[None]:
+        """Add the gradient of each parameter as soon as a backward pass inside has it, and free it."""
+
+        def add(parameter: Tensor) -> None:
+            assert parameter.grad is not None  # it was just made
+            own = parameter.grad.detach().flatten()
+            for sums, part in zip(self._sums[id(parameter)].split(_PART), own.split(_PART), strict=True):
+                sums.add_(part.double().square_())
+            parameter.grad = None
+
+        handles = [one.register_post_accumulate_grad_hook(add) for one in self._parameters.values()]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def score(self, site: Any, value: Tensor) -> float:
+        """Return the sum of squared gradients times squared changes of a weight."""
+        tensors = self._sums[id(site.tensor)], value, site.tensor.detach()
+        parts = zip(*(tensor.flatten().split(_PART) for tensor in tensors), strict=True)
+        return sum(float((sums * (new.double() - old.double()).square()).sum()) for sums, new, old in parts)
 
 
-def _draw(reader: Reader, rows: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a scalar whose gradient with respect to ``rows`` has the Fisher information as its second moment."""
+def _direction(reader: Reader, rows: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a gradient with respect to ``rows`` that has the Fisher information as its second moment."""
+    return torch.cat([_part_of_direction(reader, part, generator) for part in rows.split(_ROWS)])
+
+
+def _part_of_direction(reader: Reader, rows: Tensor, generator: torch.Generator) -> Tensor:
     signs = (torch.randint(0, 2, rows.shape, generator=generator) * 2 - 1).to(rows)
     if reader.kind == "kl":
         # diag(p) - p p' = B B' with B = diag(q) (I - q q'), q = sqrt(p). Sampling classes from p has the same second
         # moment, but where one class is nearly certain the others, which matter, would almost never be drawn.
-        root = rows.detach().softmax(-1).sqrt()
-        drawn = root * (signs - root * (root * signs).sum(-1, keepdim=True))
-        return (rows * drawn).sum()
-    size = rows.detach().square().sum(-1, keepdim=True).clamp(min=1e-30)
-    values = normalize(rows, dim=-1) if reader.kind == "cosine" else rows * (2 / size).sqrt()
-    return (values * signs).sum()
+        root = rows.softmax(-1).sqrt()
+        return root * (signs - root * (root * signs).sum(-1, keepdim=True))
+    if reader.kind == "cosine":
+        with torch.enable_grad():
+            own = rows.requires_grad_()
+            return torch.autograd.grad((normalize(own, dim=-1) * signs).sum(), own)[0]
+    return signs * (2 / rows.square().sum(-1, keepdim=True).clamp(min=1e-30)).sqrt()
 
 
 @contextmanager

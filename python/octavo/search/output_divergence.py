@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -14,6 +15,7 @@ from octavo.train.model_outputs import attention_mask, read_output, rows_of
 
 DIVERGENCES = ("kl", "cosine", "mse")
 Output = Callable[[Any, Any], Tensor]
+_ROWS = 128  # that are compared at once
 _LARGE = 1 << 20  # number of scores above which float32 is used: exact enough there, and float64 is too slow
 
 
@@ -29,12 +31,31 @@ class Reader:
         rows = _rows(result, batch, self.output)[1]
         return rows.float() if rows.numel() > _LARGE and self.kind == "kl" else rows
 
-    def reference(self, rows: Tensor) -> Tensor:
-        """Return the rows of the float model in the form that ``each`` and ``sum`` take."""
-        return rows.log_softmax(-1) if self.kind == "kl" else normalize(rows, dim=-1) if self.kind == "cosine" else rows
+    def reference(self, rows: Tensor, *, narrow: bool = False) -> Any:
+        """Return the rows of the float model in the form that ``each`` and ``sum`` take.
 
-    def each(self, reference: Tensor, rows: Tensor) -> Tensor:
+        Args:
+            rows: the vectors, ``[rows, channels]``.
+            narrow: keep logarithms of probabilities in 16 bits, where ``each`` widens them.
+        """
+        if self.kind == "cosine":
+            return normalize(rows, dim=-1)
+        if self.kind != "kl":
+            return rows
+        if not narrow or rows.dtype != torch.float32:
+            return torch.cat([part.log_softmax(-1) for part in _parts(rows)])
+        narrowed = torch.cat([part.log_softmax(-1).half() for part in _parts(rows)])
+        # What is rounded no longer adds up to 1: the probabilities are divided by their sum.
+        return narrowed, torch.cat([part.float().logsumexp(-1, keepdim=True) for part in _parts(narrowed)])
+
+    def each(self, reference: Any, rows: Tensor) -> Tensor:
         """Return the divergence of each row from the reference, ``[rows]``; NaN where a row is not finite."""
+        if isinstance(reference, tuple):
+            parts = zip(*map(_parts, (*reference, rows)), strict=True)
+            return torch.cat([self._each(logs.float() - sums, part) for logs, sums, part in parts])
+        return torch.cat([self._each(*pair) for pair in zip(_parts(reference), _parts(rows), strict=True)])
+
+    def _each(self, reference: Tensor, rows: Tensor) -> Tensor:
         if self.kind == "kl":
             # Scores of minus infinity, which models give to excluded tokens, count as 0.
             return (reference.exp() * (reference - rows.log_softmax(-1))).nan_to_num(nan=float("nan"), neginf=0).sum(-1)
@@ -43,9 +64,14 @@ class Reader:
             return (reference - normalize(rows, dim=-1)).square().sum(-1) / 2
         return (reference - rows).square().sum(-1) / reference.square().sum(-1).clamp(min=1e-30)
 
-    def sum(self, reference: Tensor, rows: Tensor) -> float:
+    def sum(self, reference: Any, rows: Tensor) -> float:
         """Return the sum over rows of the divergence from the reference; NaN where rows are not finite."""
         return float(self.each(reference, rows).double().sum().clamp(min=0))
+
+
+def _parts(rows: Tensor) -> tuple[Tensor, ...]:
+    """Cut rows into parts, so that what is made of a part fits into the caches, and one of all rows is never held."""
+    return rows.split(_ROWS) if len(rows) else (rows,)
 
 
 def reader_of(result: Any, batch: Any, output: Output | None, divergence: str | None) -> Reader:

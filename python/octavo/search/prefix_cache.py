@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo.data.batches import call_numbered, map_leaves, tensors_in
+from octavo.data.batches import call_numbered, tensors_in
+from octavo.data.kept_trees import KeptTrees
 from octavo.errors import NonFiniteError
-from octavo.quant.calibration import counting
+from octavo.quant.calibration import counting, replaced_forward
 from octavo.search.output_divergence import Output, Reader, reader_of
 
 _MOST_BYTES = 2 << 30  # of cached outputs
@@ -45,8 +46,9 @@ class SharedPasses:
         self.model, self.batches = model, batches
         self.notes: list[str] = []
         self.reader = Reader("kl")
-        self._reference: list[Tensor] = []
-        self._cached: dict[nn.Module, list[Any]] = {}
+        self._references = KeptTrees()
+        self._count = 0
+        self._cached: dict[nn.Module, KeptTrees] = {}
         self._starts: dict[nn.Module, int] = {}
         self._ends: dict[nn.Module, int] = {}
         cached = self._order(list(layers))
@@ -61,9 +63,9 @@ class SharedPasses:
                     f"batch {number}: the float model's output holds NaN or infinity, which nothing can be measured "
                     "against; look at this batch, and at the weights"
                 )
-            self._reference.append(self.reader.reference(rows))
+            self._references.append(self.reader.reference(rows, narrow=self._references.is_full(rows.nbytes)))
+            self._count += len(rows)
             advance()
-        self._count = sum(len(rows) for rows in self._reference)
         self._check()
 
     @property
@@ -78,14 +80,14 @@ class SharedPasses:
         """
         total = 0.0
         for number, rows in enumerate(self.rows(changed)):
-            total += self.reader.sum(self._reference[number], rows)
+            total += self.reader.sum(self._references[number], rows)
         return total / max(self._count, 1) if torch.isfinite(torch.tensor(total)) else float("nan")
 
     def rows(self, changed: Iterable[nn.Module]) -> Iterator[Tensor]:
         """Yield the rows of outputs, batch by batch, of the model in its present state."""
         stubs = self._before(changed)
         for number, batch in enumerate(self.batches):
-            with _stubs({module: self._cached[module][number] for module in stubs}), counting(self.model, batch):
+            with _stubs({module: self._cached[module] for module in stubs}, number), counting(self.model, batch):
                 result = call_numbered(self.model, batch, number)
             yield self.reader.rows(result, batch)
 
@@ -132,9 +134,7 @@ class SharedPasses:
     @contextmanager
     def _caching(self, modules: Iterable[nn.Module]) -> Iterator[None]:
         def keep(module: nn.Module, _: Any, output: Any) -> None:
-            # A copy, because later code may write into the output.
-            copy = map_leaves(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, output)
-            self._cached.setdefault(module, []).append(copy)
+            self._cached.setdefault(module, KeptTrees()).append(output)
 
         handles = [module.register_forward_hook(keep) for module in modules]
         try:
@@ -168,25 +168,9 @@ def _elements(model: nn.Module) -> set[nn.Module]:
 
 
 @contextmanager
-def _stubs(outputs: Mapping[nn.Module, Any]) -> Iterator[None]:
-    """Make modules return copies of these outputs inside; copies, because later code may write into them."""
+def _stubs(outputs: Mapping[nn.Module, KeptTrees], number: int) -> Iterator[None]:
+    """Make modules return what they gave for a batch inside."""
     with ExitStack() as stack:
-        for module, output in outputs.items():
-            own = vars(module).get("forward")
-            vars(module)["forward"] = _constant_forward(output)
-            stack.callback(_restore_forward, module, own)
+        for module, trees in outputs.items():
+            stack.enter_context(replaced_forward(module, lambda *_, trees=trees, **__: trees[number]))
         yield
-
-
-def _constant_forward(output: Any) -> Callable[..., Any]:
-    def forward(*_: Any, **__: Any) -> Any:
-        return map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, output)
-
-    return forward
-
-
-def _restore_forward(module: nn.Module, own: Any) -> None:
-    if own is None:
-        del vars(module)["forward"]
-    else:
-        vars(module)["forward"] = own

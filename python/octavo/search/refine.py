@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from octavo.data.batches import Batches, call_numbered
+from octavo.data.kept_trees import KeptTrees
 from octavo.display.progress import Report, Stages
 from octavo.errors import CalibrationError, ConfigError, DTypeError, FormatError, ModelError, NonFiniteError
 from octavo.nn.model_copies import shared_copy
@@ -253,19 +254,21 @@ def _judge(
 ) -> Callable[[nn.Module], float]:
     """Return a function that gives the mean divergence of another model from ``model`` on batches."""
     reader = Reader("kl")
-    reference: list[Tensor] = []
+    references, count = KeptTrees(), 0
     with undisturbed(model):
         for number, batch in enumerate(batches):
             result = call_numbered(model, batch, number)
             reader = reader_of(result, batch, output, divergence) if not number else reader
-            reference.append(reader.reference(reader.rows(result, batch)))
+            rows = reader.rows(result, batch)
+            references.append(reader.reference(rows, narrow=references.is_full(rows.nbytes)))
+            count += len(rows)
 
     def loss_of(other: nn.Module) -> float:
         with undisturbed(other):
             total = sum(
-                reader.sum(known, reader.rows(call_numbered(other, batch, number), batch))
-                for number, (known, batch) in enumerate(zip(reference, batches, strict=True))
+                reader.sum(references[number], reader.rows(call_numbered(other, batch, number), batch))
+                for number, batch in enumerate(batches)
             )
-        return total / max(sum(map(len, reference)), 1)
+        return total / max(count, 1)
 
     return loss_of

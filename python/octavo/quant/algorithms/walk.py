@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import functools
 import itertools
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 from torch import Tensor, nn
 
-from octavo.data.batches import Batches, map_leaves, tensors_in
-from octavo.quant.calibration import call, hooked
+from octavo.data.batches import Batches
+from octavo.data.kept_trees import KeptTrees
+from octavo.quant.calibration import call, hooked, replaced_forward
 
 Heard = TypeVar("Heard")
-MOST_HELD = 1 << 28
-"""Bytes of outputs of blocks that are held in memory; more of them lie in a file."""
 
 
 class Stage(NamedTuple):
@@ -65,7 +61,7 @@ class Walk:
             for block, after in itertools.pairwise(chain)
             if {block, after} <= self._left.keys()
         }
-        self._kept: dict[nn.Module, _Outputs] = {}
+        self._kept: dict[nn.Module, KeptTrees] = {}
 
     def done(self, layer: nn.Module) -> None:
         """Take it that a layer, and what it computes, no longer changes."""
@@ -104,68 +100,26 @@ class Walk:
                 except _Reached:
                     continue
 
-    def _relay(self, stack: ExitStack) -> dict[nn.Module, _Outputs]:
+    def _relay(self, stack: ExitStack) -> dict[nn.Module, KeptTrees]:
         """Have finished blocks give what was kept, until the stack is closed; return what is being kept of others."""
-        recorded: dict[nn.Module, _Outputs] = {}
+        recorded: dict[nn.Module, KeptTrees] = {}
         for block, left in self._left.items():
             if left:
                 continue
             if block in self._kept:
                 if self._next.get(block) in self._kept:
-                    self._kept[block].drop()
-                stack.enter_context(_replaced(block, self._given(self._kept[block])))
+                    self._kept[block].forget_numbers()
+                stack.enter_context(replaced_forward(block, self._given(self._kept[block])))
             else:
-                recorded[block] = _Outputs()
-                stack.enter_context(_replaced(block, _recording(block.forward, recorded[block])))
+                recorded[block] = KeptTrees()
+                stack.enter_context(replaced_forward(block, _recording(block.forward, recorded[block])))
         return recorded
 
-    def _given(self, outputs: _Outputs) -> Callable[..., Any]:
+    def _given(self, outputs: KeptTrees) -> Callable[..., Any]:
         return lambda *_, **__: outputs[self._number]
 
 
-class _Outputs:
-    """What a block gave for each batch."""
-
-    def __init__(self) -> None:
-        self._trees: list[Any] = []
-        self._nbytes = 0
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def __len__(self) -> int:
-        return len(self._trees)
-
-    def __getitem__(self, number: int) -> Any:
-        """Return tensors of the caller's own."""
-        tree = self._trees[number]
-        if isinstance(tree, Path):
-            return torch.load(tree, weights_only=False)  # written below
-        return map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
-
-    def append(self, tree: Any) -> None:
-        """Keep the tensors as they are now."""
-        self._nbytes += sum(tensor.nbytes for tensor in tensors_in(tree))
-        tree = map_leaves(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, tree)
-        if self._nbytes > MOST_HELD:
-            self._folder = self._folder or tempfile.TemporaryDirectory(prefix="octavo-")
-            place = Path(self._folder.name, str(len(self._trees)))
-            torch.save(tree, place)
-            tree = place
-        self._trees.append(tree)
-
-    def drop(self) -> None:
-        """Forget the numbers: tensors of the same shapes are left, on the device "meta", which refuse to be used."""
-        if self._nbytes:
-            empty = (map_leaves(_without_numbers, self[number]) for number in range(len(self)))
-            self._trees, self._nbytes = list(empty), 0
-            if self._folder is not None:
-                self._folder.cleanup()
-
-
-def _without_numbers(leaf: Any) -> Any:
-    return leaf.to("meta") if isinstance(leaf, Tensor) else leaf
-
-
-def _recording(forward: Callable[..., Any], outputs: _Outputs) -> Callable[..., Any]:
+def _recording(forward: Callable[..., Any], outputs: KeptTrees) -> Callable[..., Any]:
     @functools.wraps(forward)
     def recorded(*arguments: Any, **named: Any) -> Any:
         output = forward(*arguments, **named)
@@ -173,20 +127,6 @@ def _recording(forward: Callable[..., Any], outputs: _Outputs) -> Callable[..., 
         return output
 
     return recorded
-
-
-@contextmanager
-def _replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Have a module compute something else inside; its hooks stay."""
-    before = module.__dict__.get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if before is None:
-            del module.forward
-        else:
-            module.forward = before
 
 
 @contextmanager

@@ -1,0 +1,69 @@
+"""Trees of tensors that are kept for later: in memory while they are small, else in a file that is mapped."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.data.batches import map_leaves, tensors_in
+
+MOST_HELD = 1 << 28
+"""Bytes that a list of trees holds in memory; what is appended beyond them lies in files."""
+
+
+class KeptTrees:
+    """A list of trees of tensors, such as the outputs of a module for each batch.
+
+    Trees that come back are the caller's own: writing into them changes none that is kept. Files are in a folder for
+    temporary files, and go with the list.
+    """
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._trees: list[Any] = []
+        self._nbytes = 0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of trees."""
+        return len(self._trees)
+
+    def __getitem__(self, number: int) -> Any:
+        """Return a tree; of one in a file, pages that nobody reads are not read."""
+        tree = self._trees[number]
+        if isinstance(tree, Path):
+            return torch.load(tree, mmap=True, weights_only=False)  # written by append; mapped for this process alone
+        return map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
+
+    def is_full(self, nbytes: int) -> bool:
+        """Tell whether so many bytes more go into a file."""
+        return self._nbytes + nbytes > MOST_HELD
+
+    def append(self, tree: Any) -> None:
+        """Keep the tensors of a tree as they are now."""
+        nbytes = sum(tensor.nbytes for tensor in tensors_in(tree))
+        own = map_leaves(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, tree)
+        if self.is_full(nbytes):
+            self._folder = self._folder or tempfile.TemporaryDirectory(prefix="octavo-")
+            place = Path(self._folder.name, str(len(self._trees)))
+            torch.save(own, place)
+            self._trees.append(place)
+        else:
+            self._trees.append(own)
+            self._nbytes += nbytes
+
+    def forget_numbers(self) -> None:
+        """Leave tensors of the same shapes on the device "meta", which refuse to be used, and free the others."""
+        self._trees = [map_leaves(_without_numbers, self[number]) for number in range(len(self))]
+        self._nbytes = 0
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+
+def _without_numbers(leaf: Any) -> Any:
+    return leaf.to("meta") if isinstance(leaf, Tensor) else leaf

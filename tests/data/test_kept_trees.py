@@ -1,0 +1,67 @@
+"""Trees that are kept: the same tensors come back, from memory or a file, and nobody's writing changes them."""
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from octavo.data import kept_trees
+from octavo.data.kept_trees import KeptTrees
+
+
+def tree_of(seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(4, 6, generator=generator)
+    return (x[1:3], {"ids": torch.randint(9, (3,), generator=generator), "none": None}, [x.bfloat16(), 0.5])
+
+
+def same(a, b):
+    return torch.equal(a[0], b[0]) and torch.equal(a[1]["ids"], b[1]["ids"]) and torch.equal(a[2][0], b[2][0])
+
+
+@pytest.mark.parametrize("most", [1 << 28, 0, 300])
+def test_what_comes_back_is_what_was_kept(most, monkeypatch):
+    monkeypatch.setattr(kept_trees, "MOST_HELD", most)
+    kept = KeptTrees()
+    for seed in range(4):
+        tree = tree_of(seed)
+        kept.append(tree)
+        tree[0].zero_()
+    assert len(kept) == 4
+    for _ in range(2):
+        for seed in range(4):
+            tree = kept[seed]
+            assert same(tree, tree_of(seed)) and tree[1]["none"] is None and tree[2][1] == 0.5
+            tree[0].zero_()
+            tree[1]["ids"] += 1
+
+
+def test_files_go_with_the_list(monkeypatch, tmp_path):
+    monkeypatch.setattr(kept_trees, "MOST_HELD", 0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    kept = KeptTrees()
+    kept.append(torch.zeros(8))
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
+    del kept
+    gc.collect()
+    assert list(Path(tmp_path).iterdir()) == []
+
+
+@pytest.mark.parametrize("most", [1 << 28, 0])
+def test_forgotten_numbers_refuse_to_be_used(most, monkeypatch):
+    monkeypatch.setattr(kept_trees, "MOST_HELD", most)
+    kept = KeptTrees()
+    kept.append(tree_of(0))
+    kept.forget_numbers()
+    assert kept[0][0].shape == (2, 6) and kept[0][2][0].dtype == torch.bfloat16 and kept[0][2][1] == 0.5
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        (kept[0][0] + torch.ones(2, 6)).sum().item()
+
+
+def test_a_view_is_kept_without_the_rest_of_its_tensor(monkeypatch, tmp_path):
+    monkeypatch.setattr(kept_trees, "MOST_HELD", 0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    kept = KeptTrees()
+    kept.append(torch.zeros(1 << 20)[:8])
+    (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert file.stat().st_size < 1 << 16
