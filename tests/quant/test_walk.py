@@ -200,6 +200,16 @@ def test_an_error_of_the_model_is_its_own_and_nothing_stays_replaced():
     assert all("forward" not in module.__dict__ for module in model.modules())
 
 
+def test_stages_have_the_order_in_which_layers_run():
+    """Members of a Sequential may be layers themselves."""
+    model = nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.Linear(WIDTH, 2))
+    )
+    stages = Walk(model, reversed(layers_of(model)), batches_of()).stages
+    assert [stage.layers for stage in stages] == [[layer] for layer in layers_of(model)]
+    assert all(stage.once for stage in stages)
+
+
 def test_layers_are_alike_where_they_got_one_tensor_in_every_batch():
     class Sometimes(nn.Module):
         def __init__(self):

@@ -191,7 +191,7 @@ def _stages(
     Layers that do not run come last, in stages of their own.
     """
     groups: list[list[nn.Module]] = []
-    watched = {*layers, *blocks}
+    wanted, watched = set(layers), {*layers, *blocks}
     once, alike = set(watched), set(layers)  # not alike: what got another tensor than its stage's layer before it
     calls: Counter[nn.Module] = Counter()
     before: tuple[nn.Module | None, Tensor | None] = None, None
@@ -199,7 +199,7 @@ def _stages(
     def note(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
         nonlocal before
         calls[layer] += 1
-        if layer in blocks:
+        if layer not in wanted:  # a block around layers
             return
         last, tensor = before
         before = layer, arguments[0]
