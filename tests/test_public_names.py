@@ -51,10 +51,12 @@ def test_a_name_of_the_pages_is_that_of_a_room_or_public(name):
     assert name.split(".")[1] in {*dir(octavo), *octavo.__all__}
 
 
+@pytest.mark.slow
 def test_names_of_the_pages_work_after_one_import():
     assert resolves(NAMES) == ""
 
 
+@pytest.mark.slow
 def test_everything_that_the_package_calls_a_module_is_imported_as_one():
     """``from octavo.linear import packed_linear`` works where ``octavo.linear.packed_linear`` does."""
     code = (

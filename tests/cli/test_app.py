@@ -73,6 +73,7 @@ def test_a_closed_pipe_ends_quietly():
     assert python(code).stdout.strip() == ""
 
 
+@pytest.mark.slow
 def test_output_needs_no_unicode():
     code = f"import sys; sys.stdout.reconfigure(encoding='ascii'); {MAIN}"
     result = python(code, "formats", "mxfp4")

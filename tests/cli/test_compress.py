@@ -141,6 +141,7 @@ def test_encoders_with_other_parts_are_compressed(octavo, tiny_bert, tmp_path, s
     assert package.load_model(tmp_path / "again").base_model.pooler is None
 
 
+@pytest.mark.slow
 def test_every_run_gives_the_same_model_and_numbers(octavo, tiny_bert, tmp_path):
     args = ("compress", "--model", tiny_bert, "--formats", "mxint8,nf4", "--budget", "7", "--fast")
     for name in ("one", "two"):

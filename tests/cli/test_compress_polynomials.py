@@ -83,6 +83,7 @@ def test_what_is_refused_writes_nothing(octavo, folder, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_an_output_is_replaced_only_by_force(octavo, folder, tmp_path):
     args = ("compress", "--model", folder, "--recipe", "nf4", "--lines", "4", "-o", tmp_path / "out")
     octavo(*args)

@@ -6,6 +6,7 @@ from string import ascii_lowercase
 
 import pytest
 import torch
+from helpers.quick import spread
 from octavo.compress.compress_model import run_job
 from octavo.compress.compression_options import Goal, Options
 from octavo.compress.text_compression import text_job
@@ -87,7 +88,7 @@ def corrected_tokenizer(folder, data):
     file.write_text(file.read_text().replace('"rain"', '"~"').replace('"cat"', '"rain"').replace('"~"', '"cat"'))
 
 
-@pytest.mark.parametrize("correct", [corrected_model, corrected_text, corrected_tokenizer])
+@pytest.mark.parametrize("correct", spread([corrected_model, corrected_text, corrected_tokenizer]))
 def test_a_language_model_that_was_corrected_is_measured_anew(llama, tmp_path, correct):
     folder, data = shutil.copytree(llama, tmp_path / "llama"), tmp_path / "data.txt"
     data.write_text("\n".join(texts(0)))

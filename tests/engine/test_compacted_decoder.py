@@ -6,6 +6,7 @@ import octavo
 import pytest
 import torch
 from helpers.models import transformer
+from helpers.quick import spread
 from octavo import ContainerError, Decoder
 from octavo.cli import app
 from octavo.lab.language.gpt import GPT, Attention, GatedMLP, GPTConfig
@@ -121,7 +122,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), WRONG)
+@pytest.mark.parametrize(("change", "said"), spread(WRONG))
 def test_sizes_that_are_not_those_of_the_weights_are_refused(change, said, tmp_path):
     octavo.save_model(compacted("llama"), tmp_path / "m")
     file = tmp_path / "m" / "config.json"

@@ -10,7 +10,7 @@ import pytest
 _calls: Counter[str] = Counter()
 
 
-def spread(values: Iterable[Any], share: int = 3) -> list[Any]:
+def spread(values: Iterable[Any], share: int = 4) -> list[Any]:
     """Return values of `parametrize`, all but every `share`-th marked slow.
 
     Each call in a file keeps others, so that several laws over one list of formats see all of it in a quick run.

@@ -181,7 +181,7 @@ def small(monkeypatch):
     monkeypatch.setattr(training_run, "CALIBRATION", 16)
 
 
-@pytest.mark.parametrize("command", spread(COMMANDS, 10))
+@pytest.mark.parametrize("command", spread(COMMANDS, 20))
 def test_every_command_of_the_page_runs(command, tmp_path, places, small, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = smallest(shlex.split(command)[1:], tmp_path, places)

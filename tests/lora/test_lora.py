@@ -578,6 +578,7 @@ def test_copies_and_pickles_are_whole(model, ids):
     assert torch.equal(adapted(ids), fused)
 
 
+@pytest.mark.slow
 def test_adapted_models_compile_without_a_break(model, ids):
     adapted = stir(lora.insert(model, rank=2))
     torch._dynamo.reset()

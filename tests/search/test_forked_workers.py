@@ -41,6 +41,7 @@ def run_alone(code):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_several_workers_choose_what_one_chooses(tmp_path):
     run_alone(COMPARED.format(journal=str(tmp_path)))
 

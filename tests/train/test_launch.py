@@ -68,6 +68,7 @@ def test_workers_know_each_other_as_under_torchrun(tmp_path):
     assert told[0][:4] == ["0", "0", "2", "2"] and told[1][:4] == ["1", "1", "2", "2"] and told[0][4:] == told[1][4:]
 
 
+@pytest.mark.slow
 def test_a_script_and_a_module_run_as_python_runs_them(tmp_path):
     (tmp_path / "beside.py").write_text("import sys\nprint(sys.argv[1:], __name__, file=open(sys.argv[1], 'w'))\n")
     (tmp_path / "main.py").write_text("import beside, sys\nassert __name__ == '__main__'\n")
@@ -88,6 +89,7 @@ def test_a_killed_launcher_takes_its_workers_along(tmp_path, started, deaf):
     assert are_gone(workers)
 
 
+@pytest.mark.slow
 def test_the_pipe_alone_ends_workers_where_the_kernel_sends_no_signal(tmp_path, started):
     unset = "import ctypes; ctypes.CDLL(None).prctl(1, 0)"
     launcher, workers = started(tmp_path, f"{unset}\nTELL\ntime.sleep(600)")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers.quick import spread
 from octavo.lab.polynomials import train_configs, training_run
 from octavo.lab.polynomials.line_task import PolynomialTask
 from octavo.storage.locks import FolderLock
@@ -24,7 +25,7 @@ def few_lines(monkeypatch):
     monkeypatch.setattr(training_run, "CALIBRATION", 16)
 
 
-@pytest.mark.parametrize("arch", ["hybrid", "lstm", "transformer"])
+@pytest.mark.parametrize("arch", spread(["hybrid", "lstm", "transformer"]))
 def test_a_run_leaves_a_model_a_report_and_metrics(octavo, tmp_path, few_lines, arch):
     out = tmp_path / "run"
     report = json.loads(octavo("train", "polynomials", "--arch", arch, *TINY, "-o", out, "--json").stdout)
@@ -124,6 +125,7 @@ def test_the_picture_has_the_losses_and_evaluations_of_the_log():
     assert len(loss_figure(lines[:3], title="run").axes) == 1
 
 
+@pytest.mark.slow
 def test_the_preset_of_the_report_trains_on_four_fifths_of_distinct_lines(octavo, tmp_path, monkeypatch):
     assert (train_configs.REPORT_TRAIN, train_configs.REPORT_VALIDATION) == (800_000, 200_000)
     monkeypatch.setattr(train_configs, "REPORT_TRAIN", 80)
@@ -200,7 +202,7 @@ def test_own_lines_that_cannot_be_meant_are_refused(octavo, own, options, reason
     assert not out.exists()
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("number, code", spread([(signal.SIGINT, 130), (signal.SIGTERM, 143)], 2))
 def test_an_interrupted_run_has_the_exit_code_of_its_signal_and_goes_on(
     octavo, tmp_path, few_lines, monkeypatch, number, code
 ):

@@ -101,6 +101,7 @@ def test_a_budget_is_a_share_of_tokens_or_of_time():
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_bench_goes_on_where_it_stopped_and_takes_more_arms(tmp_path, monkeypatch):
     made, wanted = [], language_bench.train_language
     monkeypatch.setattr(language_bench, "train_language", lambda *a, **k: made.append(1) or wanted(*a, **k))
