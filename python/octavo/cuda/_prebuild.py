@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from octavo import _core, errors
 from octavo.errors import InternalError, SettingError
+from octavo.storage.system import cores
 
 if TYPE_CHECKING:
     from octavo.tensors.formats import Format
@@ -73,7 +74,7 @@ def compile_all(
                     if progress is not None:
                         progress(done, len(tasks), f"{task[0]} {task[2]}")
 
-    wanted = processes or len(os.sched_getaffinity(0))
+    wanted = processes or cores()
     with ThreadPoolExecutor(max(1, min(wanted, len(tasks)))) as pool:
         jobs = [pool.submit(work) for _ in range(min(wanted, len(tasks)))]
         for job in jobs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from dataclasses import asdict
 from importlib import metadata
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.display.numbers import size
+from octavo.storage.system import cores
 
 if TYPE_CHECKING:
     import torch
@@ -42,11 +42,6 @@ def cpu() -> dict[str, Any]:
         "simd_level": _core.simd_level(),
         "threads": _core.num_threads(),
     }
-
-
-def cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def computer(device: torch.device) -> dict[str, Any]:

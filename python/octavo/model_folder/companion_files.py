@@ -13,6 +13,7 @@ from typing import BinaryIO
 from octavo.errors import ContainerError
 from octavo.model_folder.model_config import CONFIG as CONFIG
 from octavo.model_folder.model_config import drop_variants, own_model
+from octavo.storage import system
 
 # Files that hold weights, in whatever form, or that only a pickle reader opens: nothing of them travels.
 WEIGHTS = {
@@ -179,7 +180,7 @@ def _target(file: Path) -> str:
 def _copy(real: Path, place: Path) -> None:
     """Copy a file, if it still is the one that was looked at."""
     seen = os.lstat(real)
-    with open(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as reader:
+    with open(os.open(real, system.READ_ITSELF), "rb") as reader:
         now = os.fstat(reader.fileno())
         if (now.st_dev, now.st_ino) != (seen.st_dev, seen.st_ino) or not stat.S_ISREG(now.st_mode):
             raise ContainerError(f"{real}: changed while it was copied; try again")

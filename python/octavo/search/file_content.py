@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.storage import system
+
 #: Bytes of a file, or of an array that is mapped from one, that are read in full.
 WHOLE = 1 << 30
 #: Number and bytes of the parts that are read of a larger file, spread evenly over it.
@@ -34,7 +36,7 @@ def file_named(text: str) -> bool:
 
 def file_parts(path: str | os.PathLike[str]) -> Iterator[bytes]:
     """Yield the size and the bytes of a file; above ``WHOLE`` bytes, samples and the time of the last change."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+    with open(os.open(path, system.READ), "rb") as file:
         status = os.fstat(file.fileno())
         yield b"%d" % status.st_size
         if status.st_size <= WHOLE:

@@ -16,6 +16,8 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from octavo.storage import system
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -31,8 +33,8 @@ def command(arguments: Sequence[str], pipe: int | None = None) -> list[str]:
 
 def end_with_parent(parent: int | None = None, pipe: int | None = None) -> None:
     """Let this process be killed when its parent ends. ``parent``: its id, in case it has ended already."""
-    with contextlib.suppress(OSError, AttributeError):  # not Linux: the pipe does it
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # not Linux: the pipe does it
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # noqa: TID251
     if parent is not None and os.getppid() != parent:
         os._exit(1)
     if pipe is not None:
@@ -42,7 +44,7 @@ def end_with_parent(parent: int | None = None, pipe: int | None = None) -> None:
 def _watch(pipe: int) -> None:
     while os.read(pipe, 1):
         pass
-    os.kill(os.getpid(), signal.SIGKILL)
+    system.end_at_once()
 
 
 def _main() -> None:

@@ -8,7 +8,6 @@ Every file that Octavo writes from Python goes through :func:`whole`; whole fold
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import os
 import re
@@ -21,7 +20,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from octavo.errors import ContainerError, DTypeError
-from octavo.storage import locks
+from octavo.storage import locks, system
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -72,7 +71,7 @@ def whole(path: str | os.PathLike[str], mode: Literal["wb", "w"] = "wb") -> Iter
     if old is not None and stat.S_ISDIR(old.st_mode):
         raise IsADirectoryError(21, "Is a directory", path)
     if _STREAMS.fullmatch(os.path.abspath(path)) or (old is not None and not stat.S_ISREG(old.st_mode)):
-        with _opened(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666), path, mode) as file:
+        with _opened(os.open(path, system.flags("WRONLY", "CREAT", "TRUNC"), 0o666), path, mode) as file:
             yield file
         return
     target = os.path.realpath(path)
@@ -87,18 +86,19 @@ def whole(path: str | os.PathLike[str], mode: Literal["wb", "w"] = "wb") -> Iter
         with _opened(os.dup(descriptor), path, mode) as file:
             yield file
         with _named(path):
-            if old is not None:
+            if old is not None and system.POSIX:
                 _keep_owner(descriptor, old)
             os.fsync(descriptor)
+            descriptor = system.close_before_renaming(descriptor)
             os.replace(stage, target)
     except BaseException:
+        descriptor = system.close_before_renaming(descriptor)
         for name in tried:
             with contextlib.suppress(OSError):
                 os.unlink(name)
         raise
     finally:
-        if descriptor is not None:
-            os.close(descriptor)
+        system.close(descriptor)
     sync(os.path.dirname(target))
 
 
@@ -111,7 +111,7 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> None:
 def appended(path: str | os.PathLike[str], mode: Literal["wb", "w"] = "wb") -> IO[Any]:
     """Open a file for more at its end, made if it is missing. Its OSErrors name ``path``, those of a full disk, too."""
     path = path_text(path)
-    return _opened(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666), path, mode)
+    return _opened(os.open(path, system.flags("WRONLY", "APPEND", "CREAT"), 0o666), path, mode)
 
 
 @contextmanager
@@ -124,17 +124,20 @@ def native(path: str | os.PathLike[str]) -> Iterator[None]:
         if error.errno is not None or match is None:
             raise
         number = int(match[1])
+        if not system.POSIX:  # a number of Windows, which Python translates, and the text that came with it
+            raise OSError(None, str(error)[: match.start()].strip(), os.fspath(path), number) from None
         raise OSError(number, os.strerror(number), os.fspath(path)) from None
 
 
 def sync(folder: str | os.PathLike[str]) -> None:
     """Flush a folder to the disk, so that a rename in it outlives a power failure, where the file system can."""
     with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = system.open_folder(folder)
         try:
-            os.fsync(descriptor)
+            if descriptor is not None:
+                os.fsync(descriptor)
         finally:
-            os.close(descriptor)
+            system.close(descriptor)
 
 
 # --- what killed processes leave --------------------------------------------------------------------------------------
@@ -175,8 +178,9 @@ def sweep_native(path: str | os.PathLike[str]) -> None:
 
 def _remove_if_dead(path: str, back: str | None) -> None:
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor: int | None = os.open(path, system.READ_ITSELF)
         try:
+            assert descriptor is not None
             if locks.take(descriptor) is not True or not locks.is_at(path, descriptor):
                 return
             if back is not None and not os.path.lexists(back):
@@ -184,15 +188,17 @@ def _remove_if_dead(path: str, back: str | None) -> None:
             elif stat.S_ISDIR(os.fstat(descriptor).st_mode):
                 shutil.rmtree(path, ignore_errors=True)
             else:
+                descriptor = system.close_before_renaming(descriptor)
                 os.unlink(path)
         finally:
-            os.close(descriptor)
+            system.close(descriptor)
 
 
 def _unlink_unless_open(path: str) -> None:
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, system.READ_ITSELF)
         try:
+            fcntl = system.fcntl
             if stat.S_ISREG(os.fstat(descriptor).st_mode) and hasattr(fcntl, "F_SETLEASE"):  # Linux
                 # Who opens it meanwhile makes the kernel send a signal; SIGIO, the usual one, would end this process.
                 fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
@@ -237,7 +243,7 @@ def _create(target: str, tried: list[str]) -> int:
     """
     while True:
         tried.append(temporary(target))
-        descriptor = os.open(tried[-1], os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(tried[-1], system.flags("RDWR", "CREAT", "EXCL"), 0o666)
         if locks.take(descriptor) is not False and locks.is_at(tried[-1], descriptor):
             return descriptor
         os.close(descriptor)
@@ -247,8 +253,8 @@ def _keep_owner(descriptor: int, old: os.stat_result) -> None:
     now = os.fstat(descriptor)
     if (now.st_uid, now.st_gid) != (old.st_uid, old.st_gid):
         with contextlib.suppress(OSError):  # only root may
-            os.fchown(descriptor, old.st_uid, old.st_gid)
-    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+            os.fchown(descriptor, old.st_uid, old.st_gid)  # noqa: TID251
+    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))  # noqa: TID251
 
 
 @contextmanager

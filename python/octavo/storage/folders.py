@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from octavo.storage import files, locks
+from octavo.storage import files, locks, system
 
 _AT_FDCWD, _EXCHANGE = -100, 2
 _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
@@ -103,13 +103,15 @@ def _others(folder: str) -> list[str]:
 def _is_fixed(target: str, parent: str) -> bool:
     """Whether a folder cannot be renamed, or should not be, since a shell stands in it."""
     with contextlib.suppress(OSError):
-        if f"{os.getcwd()}/".startswith(f"{target}/"):
+        if f"{os.getcwd()}{os.sep}".startswith(f"{target}{os.sep}"):
             return True
     return os.path.ismount(target) or not os.access(parent, os.W_OK | os.X_OK)
 
 
-def _create(target: str, tried: list[str]) -> int:
+def _create(target: str, tried: list[str]) -> int | None:
     """Make and lock a folder beside ``target``, the last of ``tried``; another one where somebody swept it before.
+
+    None: folders cannot be locked here, and nobody sweeps them.
 
     A name is in ``tried`` before the folder is there: an interrupt at any moment leaves none that nobody removes.
     """
@@ -117,7 +119,9 @@ def _create(target: str, tried: list[str]) -> int:
         tried.append(files.temporary(target))
         os.mkdir(tried[-1])  # not mkdtemp, whose folders only their owner may read
         with contextlib.suppress(FileNotFoundError):
-            descriptor = os.open(tried[-1], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            descriptor = system.open_folder(tried[-1])
+            if descriptor is None:
+                return None
             if locks.take(descriptor) is not False and locks.is_at(tried[-1], descriptor):
                 return descriptor
             os.close(descriptor)
@@ -126,17 +130,17 @@ def _create(target: str, tried: list[str]) -> int:
 def _remove(tried: list[str], descriptor: int | None) -> None:
     """Remove the folder that was made last, unless it has taken the place of another by now; and those before it."""
     for name in tried:
-        # An interrupted one has no descriptor yet, and nothing in it.
+        # An interrupted one has no descriptor yet, and nothing in it. Where folders have none, no exchange took place.
         if descriptor is None or name != tried[-1] or locks.is_at(name, descriptor):
             shutil.rmtree(name, ignore_errors=True)
-    if descriptor is not None:
-        os.close(descriptor)
+    system.close(descriptor)
 
 
 def _sync_file(path: str) -> None:
     if os.path.islink(path):
         return
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    # Windows flushes only what may be written.
+    descriptor = os.open(path, system.READ_ITSELF if system.POSIX else system.flags("RDWR"))
     try:
         os.fsync(descriptor)
     finally:
@@ -158,19 +162,20 @@ def _replace(stage: str, target: str, owned: Collection[str], *, overwrite: bool
             full = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
             if not full or not overwrite:
                 raise OSError(errno.EEXIST if full else error.errno, error.strerror, target) from None
-        descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = system.open_folder(target)
         try:
             # Two writers of one folder take turns; and whoever sweeps sees that the old folder is still in use.
-            locks.take(descriptor, wait=True)
-            if not locks.is_at(target, descriptor):
-                continue
+            if descriptor is not None:
+                locks.take(descriptor, wait=True)
+                if not locks.is_at(target, descriptor):
+                    continue
             _carry(target, stage, owned)
             old = stage if _exchange(stage, target) else _put_aside(stage, target)
             _move_late(old, target, owned)
             shutil.rmtree(old, ignore_errors=True)
             return
         finally:
-            os.close(descriptor)
+            system.close(descriptor)
 
 
 def _put_aside(stage: str, target: str) -> str:
@@ -202,7 +207,7 @@ def _exchange(first: str, second: str) -> bool:
 def _renameat2() -> ctypes._NamedFuncPointer | None:
     try:
         function = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, TypeError):  # TypeError: Windows has no library without a name
         return None
     function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
     return function

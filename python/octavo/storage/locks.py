@@ -1,4 +1,4 @@
-"""Locks that die with their process: flock, which the kernel gives back however a process ends.
+"""Locks that die with their process: the system gives them back however a process ends (flock; a byte on Windows).
 
 :class:`FolderLock` keeps a second run out of a folder; :func:`take` is the lock of one open file, by which
 :mod:`octavo.storage.files` and :mod:`octavo.storage.folders` tell what a dead process left from what a living one is
@@ -8,8 +8,6 @@ writing.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import socket
@@ -20,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from octavo.errors import LockedError, OctavoError
+from octavo.storage import system
 from octavo.storage.reading import parse_json
 
 NAME = ".octavo.lock"
@@ -31,11 +30,7 @@ _held: dict[int, tuple[str, int]] = {}
 
 def take(descriptor: int, *, wait: bool = False) -> bool | None:
     """Lock an open file or folder. True: held now; False: another holds it; None: this file system has no locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError as error:
-        return False if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else None
-    return True
+    return system.lock(descriptor, wait=wait)
 
 
 def is_at(path: str | os.PathLike[str], descriptor: int) -> bool:
@@ -78,7 +73,7 @@ class FolderLock:
         self.folder.mkdir(parents=True, exist_ok=True)
         path, begin = self.folder / NAME, time.monotonic()
         while self._descriptor is None:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(path, system.flags("RDWR", "CREAT"), 0o666)
             try:
                 is_taken = take(descriptor)
                 if is_taken is False:
@@ -103,14 +98,15 @@ class FolderLock:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None or self._owner != os.getpid():
             return
+        _held.pop(descriptor, None)
+        descriptor = system.close_before_renaming(descriptor)
         with contextlib.suppress(OSError):
             os.unlink(self.folder / NAME)
-        _held.pop(descriptor, None)
-        os.close(descriptor)
+        system.close(descriptor)
 
     def _refusal(self, descriptor: int) -> str:
         try:
-            record = parse_json(os.pread(descriptor, 4096, 0).decode(errors="replace"), NAME)
+            record = parse_json(_text(descriptor), NAME)
             who = f"process {record['pid']} on {record['host']}, since {record['since']}"
         except (OSError, OctavoError, KeyError):
             who = "it has not said which"
@@ -125,7 +121,13 @@ def _describe(descriptor: int) -> None:
     record = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, (json.dumps(record) + "\n").encode(), 0)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.write(descriptor, (json.dumps(record) + "\n").encode())
+
+
+def _text(descriptor: int) -> str:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return os.read(descriptor, 4096).decode(errors="replace")
 
 
 def _close_in_child() -> None:
@@ -135,4 +137,5 @@ def _close_in_child() -> None:
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)  # noqa: TID251

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-import resource
+import sys
 from pathlib import Path
+
+from octavo.errors import OctavoError
+from octavo.storage import system
 
 _STATUS = Path("/proc/self/status")
 
 
 def resident() -> int:
-    """Return the bytes of memory that the process holds now."""
+    """Return the bytes of memory that the process holds now, or :func:`peak` where the system tells only that."""
     return _status("VmRSS") or peak()
 
 
 def peak() -> int:
-    """Return the most bytes of memory that the process has held."""
-    return _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Return the most bytes of memory that the process has held. Raises OctavoError where the system does not tell."""
+    if nbytes := _status("VmHWM"):
+        return nbytes
+    resource = system.optional("resource")
+    if resource is None:
+        raise OctavoError("this system does not tell the memory of a process; measure it on Linux or macOS")
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024  # bytes there, KiB elsewhere
 
 
 def forget_peak() -> None:
     """Let the peak begin anew, where the system can do that."""
     try:
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
         return  # the peak then is that of the whole process, imports included
 
@@ -30,7 +39,7 @@ def _status(name: str) -> int | None:
     """Return a line of /proc/self/status in bytes; None where the system has no such file."""
     if not _STATUS.exists():
         return None
-    for line in _STATUS.read_text().splitlines():
+    for line in _STATUS.read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return None

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from octavo.errors import ContainerError, OctavoError
+from octavo.storage import system
 
 #: Bytes of a configuration, of an index of shards, of a vocabulary, and of records that grow with a run.
 CONFIG_BYTES, INDEX_BYTES, VOCABULARY_BYTES, RECORD_BYTES = 1 << 24, 1 << 25, 1 << 26, 1 << 28
@@ -66,7 +67,7 @@ def _refuse_odd(path: Named, status: os.stat_result, error: type[OctavoError]) -
 def read_bytes(path: Named, most: int = CONFIG_BYTES, *, error: type[OctavoError] = ContainerError) -> bytes:
     """Return the bytes of a regular file of up to ``most`` bytes. Raises ``error`` for another, OSErrors."""
     check_regular(path, error)
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+    with open(os.open(path, system.READ), "rb") as opened:
         status = os.fstat(opened.fileno())  # it may be another file by now
         _refuse_odd(path, status, error)
         data = opened.read(most + 1) if status.st_size <= most else b""
@@ -80,7 +81,7 @@ def read_head(path: Named, count: int) -> bytes:
     """Return the first ``count`` bytes of a regular file; none of anything else, or of what cannot be read."""
     try:
         check_regular(path)
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+        with open(os.open(path, system.READ), "rb") as opened:
             return opened.read(count)
     except (OSError, ContainerError):
         return b""

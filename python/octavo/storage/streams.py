@@ -31,7 +31,7 @@ def read_some(reader: IO[bytes], size: int) -> bytes:
         raise DTypeError(f"{name_of(reader)} has no read; a socket gives a stream with makefile('rb')")
     with naming(reader):
         while (data := _read(reader, size)) is None:
-            _wait(reader, select.POLLIN)
+            _wait(reader, "POLLIN")
     if not isinstance(data, bytes | bytearray | memoryview):
         raise DTypeError(f"{name_of(reader)}: read gives a {type(data).__name__}; open it in binary mode")
     return bytes(data)
@@ -61,9 +61,9 @@ def write_all(writer: IO[bytes], data: bytes) -> None:
             taken = _write(writer, data)
             data = data[taken:]
             if not taken:
-                _wait(writer, select.POLLOUT)
+                _wait(writer, "POLLOUT")
         while not _flush(writer):
-            _wait(writer, select.POLLOUT)
+            _wait(writer, "POLLOUT")
 
 
 def name_of(stream: Any) -> str:
@@ -130,20 +130,20 @@ def _flush(writer: IO[bytes]) -> bool:
     return True
 
 
-def _wait(stream: Any, event: int) -> None:
+def _wait(stream: Any, event: str) -> None:
     """Wait until a stream may be read or written. Signals are heard meanwhile."""
     number = _descriptor(stream)
-    if number is None:
+    if number is None or not hasattr(select, "poll"):  # Windows
         time.sleep(_PAUSE)
         return
-    poll = select.poll()
-    poll.register(number, event)
+    poll = select.poll()  # noqa: TID251
+    poll.register(number, getattr(select, event))
     poll.poll()
 
 
 def _is_non_blocking(stream: Any) -> bool:
     number = _descriptor(stream)
-    return number is not None and not os.get_blocking(number)
+    return number is not None and hasattr(os, "get_blocking") and not os.get_blocking(number)  # noqa: TID251
 
 
 def _descriptor(stream: Any) -> int | None:

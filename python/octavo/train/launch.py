@@ -17,7 +17,8 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from octavo.storage import children
+from octavo.errors import SettingError
+from octavo.storage import children, system
 
 # Seconds before workers are killed after one of them has failed, and after one has ended on a signal.
 _AFTER_FAILURE, _AFTER_SIGNAL = 5.0, 120.0
@@ -32,7 +33,11 @@ def launch(command: Sequence[str], processes: int) -> int:
     ``command``: a script with its arguments, or ``-m`` and a module with its arguments. SIGINT and SIGTERM are
     forwarded; the processes write a checkpoint and end with 130 or 143, as does this one. If a process fails or is
     killed, the others are ended, and its exit code is returned: for a signal 128 plus its number.
+
+    Raises SettingError on Windows, which has no groups of processes.
     """
+    if not system.POSIX:
+        raise SettingError(f"{processes} processes: this system has no groups of processes; train with one process")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     watched, ours = os.pipe()
     workers: list[subprocess.Popen[bytes]] = []
@@ -121,5 +126,5 @@ def _end(worker: subprocess.Popen[bytes]) -> None:
     """Kill a worker that still runs, with its child processes."""
     if worker.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(worker.pid, signal.SIGKILL)
+            os.killpg(worker.pid, signal.SIGKILL)  # noqa: TID251
         worker.wait()

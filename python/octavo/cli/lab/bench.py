@@ -82,9 +82,9 @@ def polynomials(
     configurations(base, processes)
     check_device(device, processes)
     stderr = console(stderr=True)
-    if os.getloadavg()[0] > 0.5:
+    if hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5:  # noqa: TID251
         stderr.print(
-            f"note: other work runs on this machine (load {os.getloadavg()[0]:.1f}); it makes the figures worse"
+            f"note: other work runs on this machine (load {os.getloadavg()[0]:.1f}); it makes the figures worse"  # noqa: TID251
         )
 
     def done(name: str, speed: Speed) -> None:

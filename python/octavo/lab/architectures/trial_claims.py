@@ -7,11 +7,15 @@ Deadlines are compared by the clocks of the machines, so those of one study must
 from __future__ import annotations
 
 import os
+import platform
 import time
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from octavo.storage import system
+
+_PROCESSES = Path("/proc/self").parent
 LEASE_S = 120.0
 """Seconds that a claim stands without a sign of its worker."""
 
@@ -43,17 +47,30 @@ def stands(given: Any) -> bool:
 def _machine() -> str:
     """Return what tells machines and containers apart; process numbers mean the same inside it."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{os.uname().nodename} {boot} {os.readlink('/proc/self/ns/pid')}"
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{platform.node()} {boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
-        return os.uname().nodename
+        return platform.node()
 
 
 def _begun(process: Any) -> str | None:
-    """Return when a process of this machine began, in clock ticks; None where there is none, or it is a zombie."""
+    """Return when a process of this machine began, in clock ticks; None where there is none, or it is a zombie.
+
+    ``there`` where the system does not tell more of a process; on Windows of any: a claim ends by its deadline there.
+    """
+    if not _PROCESSES.is_dir():
+        try:
+            if system.POSIX:
+                os.kill(int(process), 0)  # on Windows this would be Ctrl-C
+        except PermissionError:
+            return "there"
+        except (OSError, TypeError, ValueError, OverflowError):
+            return None
+        return "there"
     try:
         # The name of the program, which may hold spaces and brackets, ends at the last bracket.
-        fields = Path(f"/proc/{int(process)}/stat").read_text().rpartition(")")[2].split()
+        stat = (_PROCESSES / str(int(process)) / "stat").read_text(encoding="utf-8", errors="replace")
+        fields = stat.rpartition(")")[2].split()
     except (OSError, TypeError, ValueError):
         return None
     return None if fields[0] in ("Z", "X") else fields[19]

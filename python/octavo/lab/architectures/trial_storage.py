@@ -7,7 +7,6 @@ and a line that a kill cut off is taken away before the next is written.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import DataError, OctavoError, PackageError, SettingError
+from octavo.storage import system
 from octavo.storage.reading import check_regular, end_of_lines, member, parse_json
 
 if TYPE_CHECKING:
@@ -177,9 +177,9 @@ class _TrialsFile:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock; a last line that was cut off is taken away first."""
-        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(self._lock, system.flags("RDWR", "CREAT"), 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            system.lock(descriptor, wait=True)
             _repair(self.path)
             yield
         finally:

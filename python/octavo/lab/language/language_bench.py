@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 import shutil
 import sys
 import time
@@ -32,7 +31,7 @@ from octavo.lab.language.language_run import (
 from octavo.lab.language.language_scales import SCALES, Scale
 from octavo.lab.language.language_task import NATS
 from octavo.lab.language.token_data import TokenData, prepare
-from octavo.storage import files, locks
+from octavo.storage import files, locks, process_memory
 from octavo.storage.reading import RECORD_BYTES, parse_json, read_bytes, read_json
 from octavo.train import read_metrics
 
@@ -265,10 +264,7 @@ def _measured(report: LanguageReport, config: LanguageConfig, place: Path, devic
         for line in read_metrics(place)
         if line["kind"] == "evaluation" and NATS in line["metrics"]
     ]
-    if chosen.type == "cuda":
-        peak = torch.cuda.max_memory_allocated() / 2**20
-    else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = (torch.cuda.max_memory_allocated() if chosen.type == "cuda" else process_memory.peak()) / 2**20
     tokens_a_step = report.result.tokens / max(1, report.result.step)
     return {
         "parameters": report.parameters,
