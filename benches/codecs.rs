@@ -1,7 +1,7 @@
 //! Bandwidth of `encode`, `decode` and `quantize` for every family at three sizes, each next to a copy of the same size.
 //!
 //! Throughput counts the float32 side only (4 bytes an element), so that formats, operations and the copy compare directly.
-//! `cargo bench -p octavo-core --bench codecs [-- FILTER]`; benches are named `operation/size/format`, see README.md here.
+//! `cargo bench -p octavo-benches --bench codecs [-- FILTER]`; benches are named `operation/size/format`, see README.md here.
 
 use std::hint::black_box;
 use std::mem::{Discriminant, discriminant};

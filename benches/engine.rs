@@ -1,6 +1,6 @@
 //! Lines a second of the native engine on one thread, by precision and SIMD level, and the time of a single line.
 //!
-//! `cargo bench -p octavo-polynomials --bench engine [-- FILTER]`; benches are named `expand/PRECISION/LEVEL` and
+//! `cargo bench -p octavo-benches --bench engine [-- FILTER]`; benches are named `expand/PRECISION/LEVEL` and
 //! `one line/PRECISION/LEVEL`, see README.md here. The level `highest` is that of this machine, AMX included.
 
 use std::hint::black_box;
@@ -13,7 +13,7 @@ use octavo_core::Level;
 use octavo_engine::Result;
 use octavo_polynomials::{Engine, Options, Precision};
 
-const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/octavo/lab/polynomials/shipped");
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../python/octavo/lab/polynomials/shipped");
 /// Several tiles, so that rows follow each other as in a long run.
 const LINES: usize = 1024;
 const PRECISIONS: [Precision; 3] = [Precision::Float, Precision::Bfloat16, Precision::Integer];

@@ -1,6 +1,6 @@
 //! Products with packed weights of 4096 by 4096, for one row of inputs and for many.
 //!
-//! Throughput counts the bytes of the packed weights. `cargo bench -p octavo-core --bench linear [-- FILTER]`; benches are
+//! Throughput counts the bytes of the packed weights. `cargo bench -p octavo-benches --bench linear [-- FILTER]`; benches are
 //! named `rows/format`, see README.md here.
 
 use std::hint::black_box;

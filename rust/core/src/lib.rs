@@ -14,6 +14,7 @@ pub mod container;
 pub mod dropout_norm;
 mod dtype;
 pub mod error;
+mod files;
 pub mod float;
 mod float_state;
 pub mod format;

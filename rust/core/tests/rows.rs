@@ -2,6 +2,9 @@
 
 #![expect(clippy::expect_used, reason = "a test stops where its set-up fails")]
 
+#[path = "common/fewer.rs"]
+mod fewer;
+
 use octavo_core::linear::{
     Bias, Matrix, multiply, multiply_integer, multiply_rounded_rows_independently, multiply_rows_independently,
 };
@@ -105,7 +108,7 @@ fn bits_of_row(all: &[u32], row: usize) -> &[u32] {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: fewer::fewer(400) as u32, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_row_of_a_product_is_what_it_is_among_copies_of_itself(

@@ -4,7 +4,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -14,7 +13,7 @@ use super::header::{self, LENGTH_BYTES};
 use super::index::{Index, Part};
 use super::{refuse_tensor, shown};
 use crate::error::{ContainerError, Error, Result, ShapeError, TensorFault};
-use crate::pool;
+use crate::{files, pool};
 
 /// Bytes of a file that one thread reads at a time.
 const PIECE_BYTES: usize = 4 << 20;
@@ -182,13 +181,13 @@ impl Source {
 /// time.
 fn read_file(file: &File, offset: u64, out: &mut [u8]) -> io::Result<()> {
     if out.len() <= PIECE_BYTES {
-        return file.read_exact_at(out, offset);
+        return files::read_exact_at(file, out, offset);
     }
     let bytes = out.len();
     let pieces: Vec<_> = out.chunks_mut(PIECE_BYTES).map(Mutex::new).collect();
     let read = |i: usize| match pieces.get(i).map(Mutex::lock) {
         Some(Ok(mut piece)) => {
-            file.read_exact_at(&mut piece, offset.saturating_add(PIECE_BYTES.saturating_mul(i) as u64))
+            files::read_exact_at(file, &mut piece, offset.saturating_add(PIECE_BYTES.saturating_mul(i) as u64))
         }
         _ => Err(io::ErrorKind::Other.into()),
     };

@@ -1,9 +1,8 @@
 //! [`Writer`]: a container that appears complete under its name, or not at all.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
@@ -14,6 +13,7 @@ use super::packing::BITMAP;
 use super::{refuse_tensor, shown};
 use crate::codec::Packed;
 use crate::error::{Error, Result, ShapeError, TensorFault};
+use crate::files;
 
 /// Where the bytes go.
 enum Sink {
@@ -67,19 +67,15 @@ impl Writer {
             Ok(old) => Some(old.permissions()),
             Err(_) => None,
         };
-        // Created with the usual mode under the umask, not the private one of temporary files; a file that is replaced
-        // keeps its mode.
-        let temporary = tempfile::Builder::new()
-            .prefix(&format!(".{}.", name.chars().take(32).collect::<String>()))
-            .suffix(".tmp")
-            .permissions(Permissions::from_mode(0o666))
-            .tempfile_in(directory)
-            .map_err(io)?;
+        // A file that is replaced keeps its mode.
+        let prefix = format!(".{}.", name.chars().take(32).collect::<String>());
+        let mut builder = tempfile::Builder::new();
+        let temporary = files::temporary(builder.prefix(&prefix).suffix(".tmp"), directory).map_err(io)?;
         if let Some(mode) = old {
             temporary.as_file().set_permissions(mode).map_err(io)?;
         }
         temporary.as_file().set_len(index.file_bytes()).map_err(io)?;
-        temporary.as_file().write_all_at(&first, 0).map_err(io)?;
+        files::write_all_at(temporary.as_file(), &first, 0).map_err(io)?;
         Ok(Self::new(index, Sink::File { temporary, path: path.to_owned(), overwrite }))
     }
 
@@ -198,9 +194,7 @@ impl Writer {
 impl Sink {
     fn write_at(&mut self, offset: u64, data: &[u8]) -> Result<()> {
         match self {
-            Self::File { temporary, path, .. } => temporary
-                .as_file()
-                .write_all_at(data, offset)
+            Self::File { temporary, path, .. } => files::write_all_at(temporary.as_file(), data, offset)
                 .map_err(|source| Error::Io { context: path.display().to_string(), source }),
             Self::Memory(bytes) => {
                 let start = offset as usize;

@@ -5,9 +5,10 @@ use octavo_core::{DType, Error, Format, Layout, Nonfinite, Options, Packed, Scal
 use proptest::prelude::*;
 
 use crate::cases::{Case, Parts, Tensor, cases, encode};
+use crate::fewer::fewer;
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: fewer(600) as u32, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn the_first_position_that_is_not_finite_is_named(case in cases()) {

@@ -63,17 +63,6 @@ pub(super) fn find(settings: &Settings, newest: Option<u32>) -> Result<Nvrtc> {
     })
 }
 
-/// The error for a compiler whose code the driver may refuse.
-pub(super) fn too_new(path: &Path, version: (u32, u32), newest: u32) -> Error {
-    Error::Unavailable(format!(
-        "NVRTC {}.{} at {} is newer than the driver, which takes code up to CUDA {newest}; update the driver, or name an \
-         older NVRTC with OCTAVO_NVRTC",
-        version.0,
-        version.1,
-        path.display()
-    ))
-}
-
 /// Major versions whose code the driver takes, the newest first.
 fn accepted(newest: Option<u32>) -> impl Iterator<Item = u32> {
     MAJORS.into_iter().filter(move |&major| newest.is_none_or(|newest| major <= newest))
@@ -95,7 +84,7 @@ fn loaded(newest: Option<u32>, tried: &mut Tried) -> Option<Nvrtc> {
         let name = format!("libnvrtc.so.{major}");
         // SAFETY: RTLD_NOLOAD loads nothing, so no initializer runs.
         match unsafe { Library::open(Some(&name), RTLD_NOLOAD | RTLD_NOW) } {
-            Ok(library) => match Nvrtc::open(&mapped(&name), library, None) {
+            Ok(library) => match Nvrtc::open(&mapped(&name), library.into(), None) {
                 Ok(found) => return Some(found),
                 Err(reason) => tried.0.push(format!("{name}, already loaded: {reason}")),
             },
@@ -139,7 +128,7 @@ fn open(path: &Path) -> std::result::Result<Nvrtc, String> {
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
     let library = library.map_err(|error| reason(path, &error))?;
     let named = if path.is_absolute() { path.to_owned() } else { mapped(&path.to_string_lossy()) };
-    Nvrtc::open(&named, library, builtins)
+    Nvrtc::open(&named, library.into(), builtins.map(Into::into))
 }
 
 fn builtins(path: &Path) -> Option<Library> {

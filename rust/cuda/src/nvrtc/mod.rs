@@ -2,6 +2,7 @@
 //!
 //! Bound by hand, not through cudarc: its loader tries bare library names only, and panics where it finds none.
 
+#[cfg_attr(not(unix), path = "find_nothing.rs")]
 mod find;
 mod log;
 
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use libloading::os::unix::Library;
+use libloading::Library;
 
 pub use log::{Usage, usage};
 
@@ -96,7 +97,7 @@ impl Nvrtc {
             }
         };
         match newest {
-            Some(newest) if found.version.0 > newest => Err(find::too_new(&found.path, found.version, newest)),
+            Some(newest) if found.version.0 > newest => Err(too_new(&found.path, found.version, newest)),
             _ => Ok(found),
         }
     }
@@ -107,6 +108,7 @@ impl Nvrtc {
         find::find(settings, newest)
     }
 
+    #[cfg_attr(not(unix), expect(dead_code, reason = "nothing is found there"))]
     fn open(path: &Path, library: Library, builtins: Option<Library>) -> std::result::Result<Self, String> {
         let functions = Functions::of(&library).map_err(|missing| format!("it has no {missing}"))?;
         let (mut major, mut minor) = (0, 0);
@@ -187,6 +189,17 @@ impl Nvrtc {
         };
         format!("{name} ({status}), NVRTC {}.{} at {}", self.version.0, self.version.1, self.path.display())
     }
+}
+
+/// The error for a compiler whose code the driver may refuse.
+fn too_new(path: &Path, version: (u32, u32), newest: u32) -> Error {
+    Error::Unavailable(format!(
+        "NVRTC {}.{} at {} is newer than the driver, which takes code up to CUDA {newest}; update the driver, or name an \
+         older NVRTC with OCTAVO_NVRTC",
+        version.0,
+        version.1,
+        path.display()
+    ))
 }
 
 /// All options for a target, in the order they are given.

@@ -56,6 +56,9 @@ unsafe fn multiply(weights: [&[i8]; UNROLL_ROWS], x: &[i8], mut write: impl FnMu
 }
 
 /// Adds to each int32 of `sums` the products of four codes.
+///
+/// # Safety
+/// The processor must have SDOT.
 #[target_feature(enable = "dotprod")]
 fn dot(mut sums: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     // SAFETY: touches registers alone; the feature has the instruction.

@@ -1,14 +1,14 @@
 //! `tokenizer.json`: `{"type":"char","version":1,"special":{"pad":0,"start":1,"end":2},"characters":"..."}`.
 
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::{CharTokenizer, END, MOST_CHARACTERS, PAD, START};
 use crate::error::{DataError, Error, Result};
+use crate::files;
 
 /// Most bytes of a file. 253 characters, each escaped as two surrogates, take 3,036.
 const MOST_BYTES: usize = 64 * 1024;
@@ -111,10 +111,8 @@ fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
         Err(_) => None,
     };
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Created with the usual mode under the umask, not the private one of temporary files; a file that is replaced keeps
-    // its mode.
-    let mut temporary =
-        tempfile::Builder::new().suffix(".tmp").permissions(Permissions::from_mode(0o666)).tempfile_in(directory)?;
+    // A file that is replaced keeps its mode.
+    let mut temporary = files::temporary(tempfile::Builder::new().suffix(".tmp"), directory)?;
     if let Some(mode) = old {
         temporary.as_file().set_permissions(mode)?;
     }
