@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from octavo.data import kept_trees
-from octavo.data.kept_trees import KeptTrees
+from octavo.data.kept_trees import KeptTrees, can_keep
 
 
 def tree_of(seed):
@@ -65,3 +65,20 @@ def test_a_view_is_kept_without_the_rest_of_its_tensor(monkeypatch, tmp_path):
     kept.append(torch.zeros(1 << 20)[:8])
     (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
     assert file.stat().st_size < 1 << 16
+
+
+def test_objects_are_not_kept():
+    assert can_keep(tree_of(0)) and can_keep({"a": [None, "b", torch.float16]})
+    assert not can_keep((torch.zeros(2), object())) and not can_keep([iter([1])])
+
+
+def test_a_disk_without_space_is_named(monkeypatch):
+    def full(*_):
+        raise RuntimeError("unexpected pos 576 vs 534")
+
+    monkeypatch.setattr(kept_trees, "MOST_HELD", 0)
+    monkeypatch.setattr(torch, "save", full)
+    kept = KeptTrees()
+    with pytest.raises(OSError, match=r"octavo-.* cannot be written; set TMPDIR to a folder with more space"):
+        kept.append(torch.zeros(8))
+    assert len(kept) == 0

@@ -87,6 +87,88 @@ class Tuples(nn.Module):
         return x * memory
 
 
+class Outlet:
+    """An output that torch's trees do not look into."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+class Leaves(Block):
+    """A block that leaves something behind, or whose output is an object."""
+
+    def forward(self, x, state, kind):
+        if kind == "writes objects":
+            return Outlet(super().forward(x.x))
+        y = super().forward(x)
+        if kind == "appends":
+            state.append(y)
+        if kind == "sets an attribute":
+            self.last = y.mean(0)
+        if kind == "writes into its input":
+            x.copy_(y)
+        return None if kind == "writes into its input" else y
+
+
+class Odd(nn.Module):
+    """A model that needs more of its blocks than their outputs."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.head = kind, nn.Linear(WIDTH, 3)
+        self.blocks = nn.ModuleList(Leaves() for _ in range(4))
+
+    def forward(self, x):
+        state, x = [], Outlet(x) if self.kind == "writes objects" else x.clone()
+        for block in self.blocks:
+            y = block(x, state, self.kind)
+            x = x if y is None else y
+            if self.kind == "writes objects":
+                x.x += 1
+            if self.kind == "sets an attribute":
+                x = x + self.blocks[0].last
+        return self.head(x.x if self.kind == "writes objects" else x + sum(state))
+
+
+class ListedLayers(nn.Module):
+    """A list of layers, run from the last to the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x):
+        for layer in reversed(self.layers):
+            x = torch.tanh(layer(x))
+        return x
+
+
+class ByLength(Chain):
+    """Long batches take the blocks in the other order, and need all of their outputs."""
+
+    def forward(self, x):
+        seen = []
+        for block in reversed(self.blocks) if len(x) > 2 else self.blocks:
+            x = block(x)
+            seen.append(x)
+        return self.head(sum(seen))
+
+
+class Swallows(Chain):
+    """A model that goes on where something fails."""
+
+    def forward(self, x):
+        seen = []
+        for block in self.blocks:
+            x = block(x)
+            seen.append(x)
+        try:
+            x = x + seen[0]
+        except Exception:
+            x = x + 1
+        return self.head(x)
+
+
 def sequential():
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Sequential(*(Block() for _ in range(4))), nn.Linear(WIDTH, 2))
 
@@ -100,6 +182,14 @@ MODELS = {
     "two chains": TwoChains,
     "tuples": Tuples,
     "sequential": sequential,
+    "nested layers": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), sequential(), nn.Linear(2, 2)),
+    "listed layers": ListedLayers,
+    "by length": ByLength,
+    "swallows": Swallows,
+    **{
+        kind: lambda kind=kind: Odd(kind)
+        for kind in ("writes objects", "appends", "sets an attribute", "writes into its input")
+    },
 }
 
 
@@ -111,7 +201,7 @@ def layers_of(model):
     return [module for module in model.modules() if isinstance(module, nn.Linear)]
 
 
-def inputs(model, batches, *, relay, change, inputs_alone=True):
+def inputs(model, batches, *, relay, change, inputs_alone=True, changes="weight"):
     """Inputs of every stage, whose layers change before the next one; and how often each layer computed."""
     names = {layer: name for name, layer in model.named_modules()}
     heard = {}
@@ -125,7 +215,7 @@ def inputs(model, batches, *, relay, change, inputs_alone=True):
 
     counts = [layer.register_forward_hook(lambda layer, *_: calls.update([names[layer]])) for layer in layers_of(model)]
     with undisturbed(model):
-        walk = Walk(model, layers_of(model), batches, inputs_alone=inputs_alone)
+        walk = Walk(model, layers_of(model), batches, inputs_alone=inputs_alone, changes=changes)
         if not relay:
             walk._left = {}
         calls.clear()
@@ -160,6 +250,36 @@ def test_inputs_are_those_of_whole_runs(kind, held, inputs_alone, monkeypatch):
         assert len(wanted) == len(relayed[name])
         assert all(map(torch.equal, wanted, relayed[name])), name
     assert all("forward" not in module.__dict__ for module in model.modules())
+
+
+def test_layers_of_a_list_come_in_the_order_they_run():
+    model = ListedLayers()
+    stages = Walk(model, layers_of(model), batches_of()).stages
+    assert [stage.layers for stage in stages] == [[layer] for layer in reversed(model.layers)]
+    assert all(stage.once for stage in stages)
+
+
+def test_a_bias_that_is_used_twice_is_no_longer_fixed():
+    def model():
+        torch.manual_seed(0)
+        chain = Chain()
+        chain.blocks[3].a.bias = chain.blocks[0].b.bias
+        return chain
+
+    def shift(layer):
+        layer.bias.add_(0.1)
+
+    runs = [inputs(model(), batches_of(), relay=relay, change=shift, changes="bias")[0] for relay in (False, True)]
+    for name, wanted in runs[0].items():
+        assert all(map(torch.equal, wanted, runs[1][name])), name
+
+
+@pytest.mark.parametrize("kind", ["skips", "reversed", "by length"])
+def test_blocks_whose_outputs_are_needed_later_are_not_forgotten(kind):
+    torch.manual_seed(0)
+    model = MODELS[kind]()
+    walk = Walk(model, layers_of(model), batches_of())
+    assert (walk._next == {}) and bool(walk._left) == (kind != "by length")
 
 
 def test_a_block_is_computed_a_few_times_however_many_there_are():
@@ -223,3 +343,41 @@ def test_layers_are_alike_where_they_got_one_tensor_in_every_batch():
     for count, alike in ((1, True), (3, False)):
         (stage,) = Walk(model, layers_of(model), batches_of(count)).stages
         assert stage.once and stage.alike is alike
+
+
+def test_layers_are_not_alike_where_their_tensor_is_written_into_between_them():
+    class Written(Chain):
+        def forward(self, x):
+            y, x = self.blocks[0].a(x), x
+            return y + self.blocks[0].b(x.relu_())
+
+    model = Written()
+    stage = Walk(model, [model.blocks[0].a, model.blocks[0].b], batches_of()).stages[0]
+    assert len(stage.layers) == 2 and stage.once and not stage.alike
+
+
+def test_an_interrupt_leaves_nothing_replaced():
+    for stop in (2, 4, 5, 6, 8, 10):  # of the first runs, of the trial, and of runs that keep outputs
+        model, calls = Chain(), [0]
+
+        def interrupt(*_, stop=stop, calls=calls):
+            calls[0] += 1
+            if calls[0] == stop:
+                raise KeyboardInterrupt
+
+        model.blocks[2].register_forward_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            inputs(model, batches_of(), relay=True, change=change)
+        assert all("forward" not in module.__dict__ for module in model.modules())
+
+
+def test_compiled_blocks_walk_too():
+    torch.manual_seed(0)
+    model = Chain(count=2)
+    for place, block in enumerate(model.blocks):
+        model.blocks[place] = torch.compile(block, backend="eager")
+    before = [vars(module).get("forward") for module in model.modules()]
+    with undisturbed(model):
+        stages = Walk(model, layers_of(model), batches_of()).stages
+    assert [len(stage.layers) for stage in stages] == [2, 1, 2, 1, 1] and all(stage.once for stage in stages)
+    assert [vars(module).get("forward") for module in model.modules()] == before

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from octavo.data.batches import map_leaves, tensors_in
 
+_PLAIN = (Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 MOST_HELD = 1 << 28
 """Bytes that a list of trees holds in memory; what is appended beyond them lies in files."""
+
+FULL_DISK = "cannot be written; set TMPDIR to a folder with more space"
 
 
 class KeptTrees:
@@ -22,8 +27,9 @@ class KeptTrees:
     temporary files, and go with the list.
     """
 
-    def __init__(self) -> None:
-        """Begin empty."""
+    def __init__(self, lists: int = 1) -> None:
+        """Begin empty; ``lists``: of which this is one, share the memory."""
+        self._most = MOST_HELD // lists
         self._trees: list[Any] = []
         self._nbytes = 0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -41,16 +47,19 @@ class KeptTrees:
 
     def is_full(self, nbytes: int) -> bool:
         """Tell whether so many bytes more go into a file."""
-        return self._nbytes + nbytes > MOST_HELD
+        return self._nbytes + nbytes > self._most
 
     def append(self, tree: Any) -> None:
-        """Keep the tensors of a tree as they are now."""
+        """Keep the tensors of a tree as they are now. Raises OSError where a file cannot be written."""
         nbytes = sum(tensor.nbytes for tensor in tensors_in(tree))
         own = map_leaves(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, tree)
         if self.is_full(nbytes):
             self._folder = self._folder or tempfile.TemporaryDirectory(prefix="octavo-")
             place = Path(self._folder.name, str(len(self._trees)))
-            torch.save(own, place)
+            try:
+                torch.save(own, place)
+            except RuntimeError as error:  # of torch's writer, which says nothing of the disk
+                raise OSError(f"{place} {FULL_DISK}: {error}") from error
             self._trees.append(place)
         else:
             self._trees.append(own)
@@ -58,12 +67,20 @@ class KeptTrees:
 
     def forget_numbers(self) -> None:
         """Leave tensors of the same shapes on the device "meta", which refuse to be used, and free the others."""
-        self._trees = [map_leaves(_without_numbers, self[number]) for number in range(len(self))]
+        self._trees = [without_numbers(self[number]) for number in range(len(self))]
         self._nbytes = 0
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
 
 
-def _without_numbers(leaf: Any) -> Any:
-    return leaf.to("meta") if isinstance(leaf, Tensor) else leaf
+def can_keep(tree: Any) -> bool:
+    """Tell whether a tree holds tensors and plain values alone: objects may be written into later."""
+    return all(
+        can_keep(dict(leaf)) if isinstance(leaf, Mapping) else isinstance(leaf, _PLAIN) for leaf in tree_leaves(tree)
+    )
+
+
+def without_numbers(tree: Any) -> Any:
+    """Return a tree with tensors on the device "meta"."""
+    return map_leaves(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, tree)

@@ -180,7 +180,7 @@ def _correct(
     names = {layer: name for name, layer in layers.items()}
     added = {}
     with undisturbed(model), show.stage("correcting biases", len(layers)) as advance:
-        walk = Walk(model, layers.values(), batches)
+        walk = Walk(model, layers.values(), batches, changes="bias")
         for stage in walk.stages:
             staged = {names[layer]: layer for layer in stage.layers}
             means = walk.run_to(stage, functools.partial(_observed, staged))

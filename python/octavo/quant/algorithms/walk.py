@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
 
-from octavo.data.batches import Batches
-from octavo.data.kept_trees import KeptTrees
+from octavo.data.batches import Batches, tensors_in
+from octavo.data.kept_trees import KeptTrees, can_keep, without_numbers
 from octavo.quant.calibration import call, hooked, replaced_forward
 
 Heard = TypeVar("Heard")
@@ -21,7 +22,7 @@ Heard = TypeVar("Heard")
 class Stage(NamedTuple):
     """Layers that got the same tensor when they first ran, in that order.
 
-    ``once``: each ran once in every batch. ``alike``: and got the same tensor in every batch.
+    ``once``: each ran once in every batch. ``alike``: and got the same numbers in every batch.
     """
 
     layers: list[nn.Module]
@@ -30,7 +31,7 @@ class Stage(NamedTuple):
 
 
 class _Reached(BaseException):  # past handlers of Exception in a model, which would go on
-    """Nothing after this layer is needed."""
+    """Nothing after this module is needed."""
 
 
 class Walk:
@@ -40,28 +41,97 @@ class Walk:
     (:meth:`done`), its outputs are fixed: the next run keeps them, and later ones take them instead of computing them
     again. So layer after layer costs a few passes through the model, not one pass for each. What runs is the model
     itself, with the same operations on the same numbers.
+
+    Every run is whole where batches run the layers in different orders, where the parameter that changes is used
+    elsewhere too, and where a trial on the first batch shows that a model needs more of a block than its output: one
+    that writes into its input, an attribute or a list, say.
     """
 
     def __init__(
-        self, model: nn.Module, layers: Iterable[nn.Module], batches: Batches, *, inputs_alone: bool = False
+        self,
+        model: nn.Module,
+        layers: Iterable[nn.Module],
+        batches: Batches,
+        *,
+        inputs_alone: bool = False,
+        changes: str = "weight",
     ) -> None:
-        """Run every batch, to see in which order ``layers`` run.
+        """Run every batch, to see in which order ``layers`` run, and the first and the last one for the trial.
 
-        ``inputs_alone``: runs end before the last layer of a stage computes: its input is enough.
+        ``inputs_alone``: runs end before the last layer of a stage computes: its input is enough. ``changes``: the
+        parameter of layers that the caller changes.
         """
         self.model, self.batches, self._inputs_alone = model, batches, inputs_alone
         self._number = -1
         layers = list(layers)
-        blocks = {block for chain in _chains(model, layers) for block in chain}
-        self.stages, once = _stages(model, layers, batches, blocks)
-        self._left = {block: {layer for layer in layers if layer in set(block.modules())} for block in blocks & once}
+        chains = [] if _is_shared(model, layers, changes) else _chains(model, layers)
+        self.stages, blocks = _stages(model, layers, batches, {block for chain in chains for block in chain})
+        self._left = {block: {layer for layer in layers if layer in set(block.modules())} for block in blocks}
         self._next = {
             block: after
-            for chain in _chains(model, layers)
-            for block, after in itertools.pairwise(chain)
-            if {block, after} <= self._left.keys()
+            for chain in chains
+            for block, after in itertools.pairwise(block for block in blocks if block in chain)
         }
         self._kept: dict[nn.Module, KeptTrees] = {}
+        if blocks and not self._goes_on(blocks, layers):
+            self._left = {}
+
+    def _goes_on(self, blocks: list[nn.Module], layers: list[nn.Module]) -> bool:
+        """Tell whether blocks, and layers outside of them, get the same numbers when blocks before are not computed.
+
+        Forgets which block comes next where outputs are needed after it.
+        """
+        inside = {module for block in blocks for module in block.modules()}
+        outside = [layer for layer in layers if layer not in inside]
+        first, (last,) = next(iter(self.batches)), deque(self.batches, maxlen=1)
+        recorded = {block: KeptTrees(len(blocks)) for block in blocks}
+        try:  # a model may raise anything when a block is not computed
+            with ExitStack() as stack:
+                for block in blocks:
+                    stack.enter_context(replaced_forward(block, _recording(block.forward, recorded[block])))
+                inputs = stack.enter_context(_inputs(outside))
+                call(self.model, first, 0)
+            for block in [block for block in blocks if len(recorded[block]) != 1]:
+                del self._left[block], recorded[block]
+                self._next = {one: after for one, after in self._next.items() if block not in (one, after)}
+            if last is not first:  # another batch in between shows what blocks leave behind
+                call(self.model, last, len(self.batches) - 1)
+            try:
+                self._try(first, recorded, inputs, outside)
+            except Exception:
+                self._next = {}
+                self._try(first, recorded, inputs, outside)
+        except Exception:
+            return False
+        return True
+
+    def _try(
+        self, batch: Any, recorded: dict[nn.Module, KeptTrees], inputs: list[Tensor], outside: list[nn.Module]
+    ) -> None:
+        """Compute the rest of the model, and each block, from the outputs of blocks before it.
+
+        From the last to the first: what blocks before left behind is of another batch. Raises where numbers differ.
+        """
+        blocks = list(recorded)
+        forgotten = {block: without_numbers(recorded[block][0]) for block in self._next}
+        for place in range(len(blocks), -1, -1):
+            finished = set(blocks[:place])
+            with ExitStack() as stack:
+                for block in finished:
+                    output = forgotten[block] if self._next.get(block) in finished else recorded[block][0]
+                    stack.enter_context(replaced_forward(block, _giving(output)))
+                if place == len(blocks):
+                    again = stack.enter_context(_inputs(outside))
+                    call(self.model, batch, 0)
+                    _check_same(inputs, again)
+                    continue
+                ended = stack.enter_context(_ends_after(blocks[place]))
+                try:
+                    call(self.model, batch, 0)
+                except _Reached:
+                    _check_same(tensors_in(recorded[blocks[place]][0]), tensors_in(ended))
+                else:
+                    raise _Different
 
     def done(self, layer: nn.Module) -> None:
         """Take it that a layer, and what it computes, no longer changes."""
@@ -111,7 +181,7 @@ class Walk:
                     self._kept[block].forget_numbers()
                 stack.enter_context(replaced_forward(block, self._given(self._kept[block])))
             else:
-                recorded[block] = KeptTrees()
+                recorded[block] = KeptTrees(1 if self._next else len(self._left))
                 stack.enter_context(replaced_forward(block, _recording(block.forward, recorded[block])))
         return recorded
 
@@ -123,10 +193,48 @@ def _recording(forward: Callable[..., Any], outputs: KeptTrees) -> Callable[...,
     @functools.wraps(forward)
     def recorded(*arguments: Any, **named: Any) -> Any:
         output = forward(*arguments, **named)
-        outputs.append(output)
+        if can_keep(output):
+            outputs.append(output)
         return output
 
     return recorded
+
+
+def _giving(output: Any) -> Callable[..., Any]:
+    return lambda *_, **__: output
+
+
+class _Different(Exception):
+    """A block or a layer got other numbers."""
+
+
+def _check_same(before: Iterable[Tensor], after: Iterable[Tensor]) -> None:
+    """Raise where tensors differ."""
+    for old, new in itertools.zip_longest(before, after):
+        if old is None or new is None or old.dtype != new.dtype or not torch.equal(old, new):
+            raise _Different
+
+
+@contextmanager
+def _inputs(layers: list[nn.Module]) -> Iterator[list[Tensor]]:
+    """Yield copies of the inputs that layers get inside."""
+    seen: list[Tensor] = []
+    with hooked(layers, lambda _, arguments: seen.append(arguments[0].detach().clone())):
+        yield seen
+
+
+@contextmanager
+def _ends_after(block: nn.Module) -> Iterator[list[Any]]:
+    """Have runs end where a block was computed, whose output is in the list then."""
+    ended: list[Any] = []
+    forward = block.forward
+
+    def compute(*arguments: Any, **named: Any) -> Any:
+        ended.append(forward(*arguments, **named))
+        raise _Reached
+
+    with replaced_forward(block, compute):
+        yield ended
 
 
 @contextmanager
@@ -150,24 +258,21 @@ def _ends(stage: Stage, inputs_alone: bool) -> Iterator[set[nn.Module]]:
             handle.remove()
 
 
+def _is_shared(model: nn.Module, layers: list[nn.Module], name: str) -> bool:
+    """Tell whether a parameter of that name of a layer is one of another module too."""
+    users: dict[int, set[nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            users.setdefault(parameter.data_ptr(), set()).add(module)
+    own = (getattr(layer, name, None) for layer in layers)
+    return any(len(users.get(one.data_ptr(), ())) > 1 for one in own if isinstance(one, Tensor) and one.numel())
+
+
 def _chains(model: nn.Module, layers: list[nn.Module]) -> list[list[nn.Module]]:
-    """Return lists of blocks that hold ``layers``, the longest first, none inside a block of another.
-
-    Blocks that share a parameter with a layer outside of them are left out: it may still change.
-    """
-    owners: dict[int, set[nn.Module]] = {}
-    for layer in layers:
-        for parameter in layer.parameters():
-            owners.setdefault(id(parameter), set()).add(layer)
+    """Return lists of blocks that hold ``layers``, the longest first, none inside a block of another."""
     wanted = set(layers)
-
-    def is_block(module: nn.Module) -> bool:
-        inside = set(module.modules())
-        shared = (owners.get(id(parameter), set()) for parameter in module.parameters())
-        return bool(inside & wanted) and all(layer in inside for each in shared for layer in each)
-
     candidates = [
-        [block for block in module if is_block(block)]
+        [block for block in module if not wanted.isdisjoint(block.modules())]
         for module in model.modules()
         if isinstance(module, nn.ModuleList | nn.Sequential)
     ]
@@ -184,41 +289,58 @@ def _chains(model: nn.Module, layers: list[nn.Module]) -> list[list[nn.Module]]:
 
 def _stages(
     model: nn.Module, layers: list[nn.Module], batches: Batches, blocks: set[nn.Module]
-) -> tuple[list[Stage], set[nn.Module]]:
-    """Return ``layers`` in the order they first run, together those that get the same tensor, and the blocks that run
-    once in every batch. Runs every batch.
+) -> tuple[list[Stage], list[nn.Module]]:
+    """Return ``layers`` in the order they first run, together those that get the same tensor; and the blocks that run
+    once in every batch, in their order; none if layers come in another order in another batch. Runs every batch.
 
     Layers that do not run come last, in stages of their own.
     """
     groups: list[list[nn.Module]] = []
-    wanted, watched = set(layers), {*layers, *blocks}
-    once, alike = set(watched), set(layers)  # not alike: what got another tensor than its stage's layer before it
+    once, alike = set(layers), set(layers)  # not alike: what got other numbers than its stage's layer before it
     calls: Counter[nn.Module] = Counter()
-    before: tuple[nn.Module | None, Tensor | None] = None, None
+    # Apart from those of layers: torch.compile refuses a hook inside a compiled block that knows the block.
+    whole, starts = set(blocks), Counter[nn.Module]()
+    before: tuple[nn.Module | None, Tensor | None, int] = None, None, 0
+    started: dict[nn.Module, None] = {}
+    place: dict[nn.Module, int] = {}
+    furthest, in_order = 0, True
 
     def note(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
-        nonlocal before
+        nonlocal before, furthest, in_order
         calls[layer] += 1
-        if layer not in wanted:  # a block around layers
-            return
-        last, tensor = before
-        before = layer, arguments[0]
+        (last, tensor, version), before = before, (layer, arguments[0], _version(arguments[0]))
+        together = tensor is arguments[0]
         if layer not in place:
-            if groups and groups[-1][-1] is last and tensor is arguments[0]:
+            if groups and groups[-1][-1] is last and together:
                 groups[-1].append(layer)
             else:
                 groups.append([layer])
             place[layer] = len(groups) - 1
-        elif groups[place[layer]][0] is not layer and not (last in groups[place[layer]] and tensor is arguments[0]):
+        group = groups[place[layer]]
+        if group[0] is not layer and not (last in group and together and 0 <= version == before[2]):
             alike.discard(layer)
+        if calls[layer] == 1:
+            in_order &= place[layer] >= furthest
+            furthest = max(furthest, place[layer])
 
-    place: dict[nn.Module, int] = {}
-    with hooked(watched, note):
+    def start(block: nn.Module, _: tuple[Any, ...]) -> None:
+        starts[block] += 1
+        started.setdefault(block)
+
+    with hooked(blocks, start), hooked(layers, note):
         for number, batch in enumerate(batches):
             calls.clear()
-            before = None, None
+            starts.clear()
+            before, furthest = (None, None, 0), 0
             call(model, batch, number)
             once = {layer for layer in once if calls[layer] == 1}
-    before = None, None
+            whole = {block for block in whole if starts[block] == 1}
+    before = None, None, 0
     ran = [Stage(together, once.issuperset(together), (once & alike).issuperset(together)) for together in groups]
-    return ran + [Stage([layer], False, False) for layer in layers if layer not in place], once & blocks
+    stages = ran + [Stage([layer], False, False) for layer in layers if layer not in place]
+    return stages, [block for block in started if block in whole] if in_order else []
+
+
+def _version(tensor: Any) -> int:
+    """Return a number that changes when a tensor is written into; -1 where torch counts none."""
+    return tensor._version if isinstance(tensor, Tensor) and not tensor.is_inference() else -1
