@@ -1,5 +1,8 @@
 """Divergences part by part are those of the whole, and references of 16 bits are close."""
 
+import errno
+import os
+
 import pytest
 import torch
 from octavo.data import kept_trees
@@ -40,6 +43,28 @@ def test_a_reference_of_16_bits_tells_nearly_the_same(noise):
     exact = reader.sum(reader.reference(float_model), changed) / 256
     assert reader.sum(narrow, changed) / 256 == pytest.approx(exact, rel=0.01, abs=1e-6)
     assert (reader.each(narrow, float_model) >= -1e-6).all()
+
+
+@pytest.mark.parametrize("score", [-1e5, -1e9, torch.finfo(torch.float32).min])
+def test_excluded_tokens_count_as_nothing_in_16_bits(score):
+    reader, float_model = Reader("kl"), scores(256, 0)
+    changed = float_model + 0.3 * scores(256, 1)
+    float_model[:, :7] = changed[:, :7] = score
+    exact = reader.sum(reader.reference(float_model), changed)
+    assert reader.sum(reader.reference(float_model, narrow=True), changed) == pytest.approx(exact, rel=0.01)
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="space is reserved where the system can")
+def test_squares_of_gradients_refuse_a_full_disk_before_they_begin(monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("octavo.search.fisher_scores.MOST_HELD", 0)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="set TMPDIR to a folder with more space"):
+        measure_sensitivity(
+            nn.Sequential(nn.Linear(32, 8)), [torch.randn(4, 32)], ["int8"], method="fisher", progress=False
+        )
 
 
 @pytest.mark.parametrize("method", ["divergence", "fisher"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from octavo.data.batches import call_numbered
-from octavo.data.kept_trees import MOST_HELD
+from octavo.data.kept_trees import FULL_DISK, MOST_HELD
 from octavo.display.progress import Stages
 from octavo.search.layer_groups import LayerGroup
 from octavo.search.output_divergence import Reader
@@ -89,10 +91,7 @@ class _Squares:
         else:
             self._folder = tempfile.TemporaryDirectory(prefix="octavo-")
             self._sums = {
-                key: torch.from_file(  # of zeros
-                    str(Path(self._folder.name, str(key))), shared=True, size=one.numel(), dtype=torch.float64
-                )
-                for key, one in parameters.items()
+                key: _zeros_in_file(Path(self._folder.name, str(key)), one.numel()) for key, one in parameters.items()
             }
 
     @contextmanager
@@ -118,6 +117,18 @@ class _Squares:
         tensors = self._sums[id(site.tensor)], value, site.tensor.detach()
         parts = zip(*(tensor.flatten().split(_PART) for tensor in tensors), strict=True)
         return sum(float((sums * (new.double() - old.double()).square()).sum()) for sums, new, old in parts)
+
+
+def _zeros_in_file(path: Path, size: int) -> Tensor:
+    """Return zeros, float64 ``[size]``, in a mapped file. Raises OSError where the disk has no space for it."""
+    if size and hasattr(os, "posix_fallocate"):  # a page without space ends the process when it is written
+        with path.open("wb") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, 8 * size)
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+                    raise OSError(error.errno, f"{8 * size} bytes {FULL_DISK}: {error.strerror}", str(path)) from error
+    return torch.from_file(str(path), shared=True, size=size, dtype=torch.float64)
 
 
 def _direction(reader: Reader, rows: Tensor, generator: torch.Generator) -> Tensor:

@@ -16,6 +16,7 @@ from octavo.train.model_outputs import attention_mask, read_output, rows_of
 DIVERGENCES = ("kl", "cosine", "mse")
 Output = Callable[[Any, Any], Tensor]
 _ROWS = 128  # that are compared at once
+_LEAST = torch.finfo(torch.float16).min
 _LARGE = 1 << 20  # number of scores above which float32 is used: exact enough there, and float64 is too slow
 
 
@@ -44,7 +45,8 @@ class Reader:
             return rows
         if not narrow or rows.dtype != torch.float32:
             return torch.cat([part.log_softmax(-1) for part in _parts(rows)])
-        narrowed = torch.cat([part.log_softmax(-1).half() for part in _parts(rows)])
+        # Finite logarithms stay finite: models exclude tokens by scores such as -1e9.
+        narrowed = torch.cat([part.log_softmax(-1).clamp(min=_LEAST).half() for part in _parts(rows)])
         # What is rounded no longer adds up to 1: the probabilities are divided by their sum.
         return narrowed, torch.cat([part.float().logsumexp(-1, keepdim=True) for part in _parts(narrowed)])
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.data.batches import call_numbered, tensors_in
-from octavo.data.kept_trees import KeptTrees
+from octavo.data.kept_trees import KeptTrees, can_keep
 from octavo.errors import NonFiniteError
 from octavo.quant.calibration import counting, replaced_forward
 from octavo.search.output_divergence import Output, Reader, reader_of
@@ -134,7 +134,8 @@ class SharedPasses:
     @contextmanager
     def _caching(self, modules: Iterable[nn.Module]) -> Iterator[None]:
         def keep(module: nn.Module, _: Any, output: Any) -> None:
-            self._cached.setdefault(module, KeptTrees()).append(output)
+            if can_keep(output):
+                self._cached.setdefault(module, KeptTrees()).append(output)
 
         handles = [module.register_forward_hook(keep) for module in modules]
         try:
