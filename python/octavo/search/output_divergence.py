@@ -29,8 +29,7 @@ class Reader:
 
     def rows(self, result: Any, batch: Any) -> Tensor:
         """Return the vectors of an output, ``[rows, channels]``."""
-        rows = _rows(result, batch, self.output)[1]
-        return rows.float() if rows.numel() > _LARGE and self.kind == "kl" else rows
+        return _rows(result, batch, self.output, large=_LARGE if self.kind == "kl" else None)[1]
 
     def reference(self, rows: Tensor, *, narrow: bool = False) -> Any:
         """Return the rows of the float model in the form that ``each`` and ``sum`` take.
@@ -84,15 +83,15 @@ def reader_of(result: Any, batch: Any, output: Output | None, divergence: str | 
     """
     if divergence is not None and divergence not in DIVERGENCES:
         raise ConfigError(f"divergence is {divergence!r}; accepted are {', '.join(DIVERGENCES)}")
-    kind, rows = _rows(result, batch, output)
+    kind, rows = _rows(result, batch, output, large=_LARGE)
     usual = "mse" if rows.shape[-1] < 2 else "kl" if kind == "logits" else "cosine"
     return Reader(divergence or usual, output)
 
 
-def _rows(result: Any, batch: Any, output: Output | None) -> tuple[str, Tensor]:
+def _rows(result: Any, batch: Any, output: Output | None, *, large: int | None = None) -> tuple[str, Tensor]:
     if output is None:
-        return read_output(result, batch)
+        return read_output(result, batch, large=large)
     value = output(result, batch)
     if not isinstance(value, Tensor) or not value.is_floating_point() or not value.ndim:
         raise ModelError(f"output(...) returned a {type(value).__name__}; accepted is a float tensor [rows, channels]")
-    return "embedding", rows_of(value, attention_mask(batch))
+    return "embedding", rows_of(value, attention_mask(batch), large=large)

@@ -17,8 +17,10 @@ from octavo.train.randomness import undisturbed
 Kind = Literal["logits", "embedding"]
 
 
-def read_output(output: Any, batch: Any) -> tuple[Kind, Tensor]:
+def read_output(output: Any, batch: Any, *, large: int | None = None) -> tuple[Kind, Tensor]:
     """Return the kind of an output, and its rows for comparison as float64 ``[rows, V]``.
+
+    ``large``: scores of more numbers are float32 instead.
 
     ``logits`` of a model of transformers, or a tensor, are scores. Scores of three dimensions are scores of tokens,
     without tokens that the batch's ``attention_mask`` (for a decoder ``decoder_attention_mask``) hides.
@@ -28,7 +30,7 @@ def read_output(output: Any, batch: Any) -> tuple[Kind, Tensor]:
     mask = attention_mask(batch) if decoder_mask(batch) is None else decoder_mask(batch)
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if isinstance(logits, Tensor) and logits.is_floating_point() and logits.ndim >= 2:
-        return "logits", rows_of(logits, mask)
+        return "logits", rows_of(logits, mask, large=large)
     hidden = getattr(output, "last_hidden_state", None)
     if isinstance(hidden, Tensor) and hidden.ndim == 3:
         return "embedding", mean_over_tokens(hidden, mask).double()
@@ -38,7 +40,7 @@ def read_output(output: Any, batch: Any) -> tuple[Kind, Tensor]:
             f"the model gave a {type(output).__name__} without scores or states; accepted are a tensor, .logits and "
             ".last_hidden_state"
         )
-    return "logits", rows_of(scores, mask)
+    return "logits", rows_of(scores, mask, large=large)
 
 
 def attention_mask(batch: Any) -> Tensor | None:
@@ -58,11 +60,16 @@ def _named(batch: Any, name: str) -> Tensor | None:
     return mask if isinstance(mask, Tensor) else None
 
 
-def rows_of(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Return ``[..., V]`` as ``[rows, V]`` of float64; of ``[B, T, V]`` only the tokens of a mask ``[B, T]``."""
+def rows_of(scores: Tensor, mask: Tensor | None, *, large: int | None = None) -> Tensor:
+    """Return ``[..., V]`` as ``[rows, V]`` of float64; of ``[B, T, V]`` only the tokens of a mask ``[B, T]``.
+
+    ``large``: more numbers than that are float32 instead.
+    """
     if mask is not None and scores.ndim == 3 and mask.shape == scores.shape[:2]:
-        return scores[mask.bool()].double()
-    return (scores.flatten(0, -2) if scores.ndim > 1 else scores[None]).double()
+        rows = scores[mask.bool()]
+    else:
+        rows = scores.flatten(0, -2) if scores.ndim > 1 else scores[None]
+    return rows.float() if large is not None and rows.numel() > large else rows.double()
 
 
 def mean_over_tokens(hidden_BTD: Tensor, mask_BT: Tensor | None) -> Tensor:
