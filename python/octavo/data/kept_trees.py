@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from octavo.data.batches import map_leaves, tensors_in
 
@@ -41,8 +42,8 @@ class KeptTrees:
     def __getitem__(self, number: int) -> Any:
         """Return a tree; of one in a file, pages that nobody reads are not read."""
         tree = self._trees[number]
-        if isinstance(tree, Path):
-            return torch.load(tree, mmap=True, weights_only=False)  # written by append; mapped for this process alone
+        if isinstance(tree, _InFile):
+            return tree.read()
         return map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
 
     def is_full(self, nbytes: int) -> bool:
@@ -53,14 +54,13 @@ class KeptTrees:
         """Keep the tensors of a tree as they are now. Raises OSError where a file cannot be written."""
         nbytes = sum(tensor.nbytes for tensor in tensors_in(tree))
         own = map_leaves(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, tree)
-        if self.is_full(nbytes):
+        if self.is_full(nbytes) and all(type(tensor) is Tensor for tensor in tensors_in(own)):
             self._folder = self._folder or tempfile.TemporaryDirectory(prefix="octavo-")
             place = Path(self._folder.name, str(len(self._trees)))
             try:
-                torch.save(own, place)
+                self._trees.append(_InFile.written(own, place))
             except RuntimeError as error:  # of torch's writer, which says nothing of the disk
                 raise OSError(f"{place} {FULL_DISK}: {error}") from error
-            self._trees.append(place)
         else:
             self._trees.append(own)
             self._nbytes += nbytes
@@ -72,6 +72,32 @@ class KeptTrees:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+
+@dataclass(frozen=True)
+class _InFile:
+    """A tree whose tensors are a list in a file; ``leaves`` has its other leaves, ``tensors`` the places of those."""
+
+    place: Path
+    structure: TreeSpec
+    leaves: list[Any]
+    tensors: list[int]
+
+    @classmethod
+    def written(cls, tree: Any, place: Path) -> _InFile:
+        """Write the tensors of a tree."""
+        leaves, structure = tree_flatten(tree)
+        tensors = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        torch.save([leaves[number] for number in tensors], place)
+        others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return cls(place, structure, others, tensors)
+
+    def read(self) -> Any:
+        """Map the file for this process alone."""
+        leaves = list(self.leaves)
+        for number, tensor in zip(self.tensors, torch.load(self.place, mmap=True, weights_only=True), strict=True):
+            leaves[number] = tensor
+        return tree_unflatten(leaves, self.structure)
 
 
 def can_keep(tree: Any) -> bool:

@@ -7,7 +7,7 @@ Deadlines are compared by the clocks of the machines, so those of one study must
 from __future__ import annotations
 
 import os
-import platform
+import socket
 import time
 from functools import cache
 from pathlib import Path
@@ -48,9 +48,9 @@ def _machine() -> str:
     """Return what tells machines and containers apart; process numbers mean the same inside it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{platform.node()} {boot} {os.readlink('/proc/self/ns/pid')}"
+        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
-        return platform.node()
+        return socket.gethostname()
 
 
 def _begun(process: Any) -> str | None:
