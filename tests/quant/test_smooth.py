@@ -91,6 +91,7 @@ def test_int8_activations_gain():
 
 
 def test_torch_encoder_layers():
+    torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
     model = roughened(nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(32), enable_nested_tensor=False))
     smoothed = copy.deepcopy(model)
@@ -103,6 +104,7 @@ def test_torch_encoder_layers():
 
 
 def test_post_norm_is_left():
+    torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
     model = roughened(nn.Sequential(layer, nn.Linear(32, 3)))
     before = copy.deepcopy(model.state_dict())
