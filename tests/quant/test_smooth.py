@@ -93,14 +93,14 @@ def test_int8_activations_gain():
 def test_torch_encoder_layers():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
-    model = roughened(nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(32), enable_nested_tensor=False))
+    model = roughened(nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(32), enable_nested_tensor=False)).double()
     smoothed = copy.deepcopy(model)
-    report = smooth_model(smoothed, batches(32))
+    report = smooth_model(smoothed, [batch.double() for batch in batches(32)])
     assert [fold.consumers for fold in report.folds] == [
         (f"layers.{i}.{name}",) for i in range(2) for name in ("self_attn", "linear1")
     ]
     assert report.skipped == {"norm": "the model returns its output"}
-    assert difference(model, smoothed, batches(32, 1)) < 1e-5
+    assert difference(model, smoothed, [batch.double() for batch in batches(32, 1)]) < 1e-12
 
 
 def test_post_norm_is_left():
