@@ -78,7 +78,7 @@ def _octavo(plain: Path, folder: Path, weights: str, head: str, inputs: str) -> 
     decoder = octavo.TextGenerator.load(place)
 
     def generate(prompt: Sequence[int], tokens: int) -> Iterator[int]:
-        return (ids[0] for ids in decoder.generate_ids([prompt], tokens=tokens, stop=()))  # type: ignore[misc]
+        return (ids[0] for ids in decoder.generate_ids([prompt], tokens=tokens, stop=()))
 
     return Contestant(
         program="octavo", weights=weights, head=head, inputs=inputs, nbytes=decoder.nbytes, generate=generate
@@ -106,13 +106,13 @@ def _transformers(plain: Path, dtype: str) -> Contestant:
     )
 
 
-def _greedy(model: Callable[..., object], prompt: Sequence[int], tokens: int) -> Iterator[int]:
+def _greedy(model: transformers.PreTrainedModel, prompt: Sequence[int], tokens: int) -> Iterator[int]:
     """The loop of ``model.generate`` without its bookkeeping: the model's own cache, the most likely id each time."""
     ids, cache = torch.tensor([prompt]), None
     for _ in range(tokens):
         with torch.inference_mode():
             out = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache, ids = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)  # type: ignore[attr-defined]
+        cache, ids = out.past_key_values, out.logits[:, -1].argmax(-1, keepdim=True)
         yield int(ids)
 
 

@@ -132,10 +132,10 @@ class SharedPasses:
         return []
 
     @contextmanager
-    def _caching(self, modules: Iterable[nn.Module]) -> Iterator[None]:
+    def _caching(self, modules: Sequence[nn.Module]) -> Iterator[None]:
         def keep(module: nn.Module, _: Any, output: Any) -> None:
             if can_keep(output):
-                self._cached.setdefault(module, KeptTrees()).append(output)
+                self._cached.setdefault(module, KeptTrees(len(modules))).append(output)
 
         handles = [module.register_forward_hook(keep) for module in modules]
         try:
