@@ -125,7 +125,18 @@ def _(at):
 @valid("data.read_labelled")
 def _(at):
     (at / "x.tsv").write_text("1\ta\n0\tb\n")
-    return data.read_labelled, {"path": at / "x.tsv", "classes": {"bad": 0, "good": 1}}
+    return data.read_labelled, {"path": at / "x.tsv", "classes": {"bad": 0, "good": 1}, "field": None}
+
+
+@valid("data.read_texts")
+def _(at):
+    (at / "x.jsonl").write_text('{"body": "a"}\n{"body": "b"}\n')
+    return data.read_texts, {"path": at / "x.jsonl", "field": "body", "tokenizer": None}
+
+
+@valid("data.text_windows")
+def _(at):
+    return data.text_windows, {"texts": ["the cat sat"] * 9, "tokenizer": BYTES, "tokens": 4, "windows": 3}
 
 
 def loader(at, **options):

@@ -10,8 +10,8 @@ from data.text_files import NO_TEXTS, TEXTS
 from octavo import DataError
 from octavo.cli import app
 from octavo.compress.readers import read_jsonl, read_tsv
-from octavo.compress.text_models import read_texts
 from octavo.data import BytePairTokenizer, count_tokens, read_labelled, write_shard, write_shards
+from octavo.data.calibration_texts import read_texts
 from octavo.data.document_files import files_below, pieces
 from octavo.data.labelled_files import read_text_file
 from octavo.lab.language.token_data import prepare

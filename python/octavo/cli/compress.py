@@ -47,11 +47,23 @@ def run(
     data: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Labelled texts for a classifier, a text for a language model, lines for an encoder."
+            metavar="FILE",
+            help="Labelled texts for a classifier, a text for a language model, lines for an encoder; .jsonl: objects "
+            "with text, or chat messages, for any of them.",
         ),
     ] = None,
     test: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Reported at the end.  [default: a part of --data]")
+    ] = None,
+    field: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Field of the text in .jsonl.  [default: text]")
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Texts, or windows of a language model, that calibrate.  [default: 128]"),
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of a window, and of a text at most.  [default: 64]")
     ] = None,
     formats: Annotated[
         str | None,
@@ -113,12 +125,14 @@ def run(
       octavo compress --model sentiment/ --data sst2_train.tsv --test sst2_dev.tsv --max-loss 0.005
       octavo compress --model minilm --budget 5 --latency 6 --latency-batch 8
       octavo compress --model gpt2/ --data wikitext2_valid.txt --budget 5
+      octavo compress --model smollm2/ --data chats.jsonl --samples 64 --tokens 256
       octavo compress --model mine:make --exclude "last:Linear" --fast
       octavo compress --recipe octavo-polynomials/recipe.toml -o again
     """
     from octavo.compress.compress_model import run_job
     from octavo.compress.compression_options import Goal, Options
     from octavo.compress.named_jobs import named_job
+    from octavo.compress.text_compression import Reading
     from octavo.recipe.rule import read_spec, spec_text
     from octavo.search.peer_formats import peers as peer_formats
     from octavo.tensors.formats import parse_formats
@@ -154,7 +168,7 @@ def run(
         journal=journal,
     )
     _check_out(model, out, force=force)
-    job = named_job(model, data, test, lines=lines)
+    job = named_job(model, data, test, lines=lines, reading=Reading(field, samples, tokens))
     with _progress() as tell:
         result = run_job(job, options, tell=tell, command=_command())
     result.save(out, overwrite=force)

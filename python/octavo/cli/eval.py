@@ -30,11 +30,14 @@ def run(
         typer.Option(
             metavar="FILE",
             help="A text (perplexity), labelled texts in .tsv or .jsonl (accuracy), or lines left=right of "
-            "polynomials; plain, .xz or .gz.",
+            "polynomials; plain, .xz or .gz. Texts may be objects with text or chat messages (.jsonl).",
         ),
     ],
     against: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Measure the agreement with this model, on texts, one a line.")
+    ] = None,
+    field: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Field of the text in .jsonl.  [default: text]")
     ] = None,
     context: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens of a window.  [default: the model's, up to 1024]")
@@ -112,7 +115,7 @@ def run(
     if leaks not in ("refuse", "report"):
         raise SettingError(f"--leaks is {leaks!r}; accepted are refuse and report")
     windows = {"context": context, "stride": stride, "tokens": tokens, "leaks": leaks, "guard_calls": guard_calls}
-    found = _measured(model, data, against, windows)
+    found = _measured(model, data, field, against, windows)
     if isinstance(found, Measurement):
         _show(found, model, data, against, json)
     else:
@@ -122,14 +125,18 @@ def run(
 def _measured(
     model: str,
     data: Path,
+    field: str | None,
     against: str | None,
     windows: Mapping[str, Any],
 ) -> Measurement | Bound:
     """Measure by ``windows``: the options of :func:`octavo.evaluate` that are of a perplexity."""
-    from octavo.compress.text_models import check_task, labelled_for, open_text_model, read_texts
+    from octavo.compress.by_name import find
+    from octavo.compress.text_models import check_task, labelled_for, open_text_model, template_of
+    from octavo.data.calibration_texts import read_texts
+    from octavo.data.labelled_files import is_json_lines
     from octavo.display.progress import Bar
     from octavo.train import likelihood_bound
-    from octavo.train.evaluate_model import context_of, evaluate, text_ids
+    from octavo.train.evaluate_model import context_of, evaluate
 
     tokens = windows["tokens"]
     with ExitStack() as stack:
@@ -139,9 +146,10 @@ def _measured(
             bar.move(done / total if total else 0.0)
 
         if against is not None:
-            texts = read_texts(data)
+            texts = read_texts(data, field=field, tokenizer=template_of(find(against), data))
             other, mine = open_text_model(against), open_text_model(model)
-            return evaluate(mine.model, other.batches(texts), against=other.model, progress=show, **windows)
+            batches = other.batches(texts, lines=not is_json_lines(data))
+            return evaluate(mine.model, batches, against=other.model, progress=show, **windows)
         opened = open_text_model(model)
         check_task(opened)
         if hasattr(getattr(opened.model, "objective", None), "bound"):
@@ -150,12 +158,32 @@ def _measured(
                     "--stride, --leaks and --guard-calls are of an exact perplexity; MODEL has a bound on it alone: "
                     "leave them out"
                 )
-            ids = text_ids(opened.tokenizer, _text(opened.tokenizer, data, tokens))
+            ids = _ids(opened.tokenizer, data, field, tokens)
             length = context_of(opened.model) if windows["context"] is None else windows["context"]
             return likelihood_bound(opened.model, ids, context=length, tokens=tokens, progress=show)
         is_text = opened.task == "language"
-        given: Any = _text(opened.tokenizer, data, tokens) if is_text else labelled_for(opened, data)
+        given: Any
+        if not is_text:
+            given = labelled_for(opened, data, field)
+        elif field is not None or is_json_lines(data):
+            given = _ids(opened.tokenizer, data, field, tokens)
+        else:
+            given = _text(opened.tokenizer, data, tokens)
         return evaluate(opened.model, given, tokenizer=opened.tokenizer, progress=show, **windows)
+
+
+def _ids(tokenizer: Any, data: Path, field: str | None, tokens: int | None) -> list[int]:
+    """Return the tokens of a file: of JSON objects those of all texts, with the end-of-text token between them."""
+    from octavo.data.calibration_texts import end_of_text, read_texts, text_ids
+    from octavo.data.labelled_files import is_json_lines
+
+    if field is None and not is_json_lines(data):
+        return text_ids(tokenizer, _text(tokenizer, data, tokens))
+    end = end_of_text(tokenizer)
+    ids: list[int] = []
+    for text in read_texts(data, field=field, tokenizer=tokenizer):
+        ids += [*(end if ids else ()), *text_ids(tokenizer, text)]
+    return ids
 
 
 # Tokens behind those that are measured: where a text is cut, its last tokens are not those of the whole.
@@ -164,8 +192,8 @@ _BEHIND = 256
 
 def _text(tokenizer: Any, data: Path, tokens: int | None) -> str:
     """Return the text of a file, or as much of it as gives ``tokens``."""
+    from octavo.data.calibration_texts import text_ids
     from octavo.data.labelled_files import TEXT_BYTES, read_text_file
-    from octavo.train.evaluate_model import text_ids
     from octavo.train.token_windows import check_whole
 
     if tokens is None:

@@ -47,7 +47,14 @@ def run(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Texts, one a line or labelled, for passes that calibrate and for --view."),
+        typer.Option(
+            metavar="FILE",
+            help="Texts, one a line or labelled, or objects with text or chat messages (.jsonl), "
+            "for passes that calibrate and for --view.",
+        ),
+    ] = None,
+    field: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Field of the text in .jsonl.  [default: text]")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Write the model that --pipeline makes.")
@@ -101,14 +108,14 @@ def run(
         check_out(model, out, force=force)
     given = _sizes(size or ())
     if view is not None:
-        _show_fx(model, data, without or (), {"batch": batch, "sequence": sequence, **given}, json)
+        _show_fx(model, data, field, without or (), {"batch": batch, "sequence": sequence, **given}, json)
         return
     rules = None if recipe is None else read_recipe(recipe)
     passes = None if pipeline is None else Pipeline.of(pipeline)
     if passes is None:
         made, graph = None, capture(*subject(model, without or ()))
     else:
-        made = _run(passes, model, data, without or ())
+        made = _run(passes, model, data, field, without or ())
         if out is not None:
             save_model(made.model, out)
         graph = capture(made.model, made.inputs)
@@ -162,14 +169,19 @@ def _check_view(view: str, others: Sequence[str]) -> None:
 
 
 def _show_fx(
-    model: str, data: Path | None, without: Sequence[str], sizes: Mapping[str, int | None], json: bool
+    model: str,
+    data: Path | None,
+    field: str | None,
+    without: Sequence[str],
+    sizes: Mapping[str, int | None],
+    json: bool,
 ) -> None:
     """Print the nodes of FX with common, software and hardware."""
     from octavo.compress.graph_subjects import pipeline_subject
     from octavo.display.console import console, print_json, print_table
     from octavo.graph import Pipeline, capture, fx_nodes
 
-    network, inputs, batches = pipeline_subject(model, Pipeline([]), data, without)
+    network, inputs, batches = pipeline_subject(model, Pipeline([]), data, without, field)
     graph = capture(network, inputs)
     nodes = fx_nodes(graph, network, batches or ())
     costs = graph.costs()
@@ -235,12 +247,12 @@ def _size_text(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size}" for name, size in sizes.items()) or "the sizes that the model fixes"
 
 
-def _run(passes: Pipeline, model: str, data: Path | None, without: Sequence[str]) -> PipelineResult:
+def _run(passes: Pipeline, model: str, data: Path | None, field: str | None, without: Sequence[str]) -> PipelineResult:
     """Run a pipeline on the model that a command names; data that is missing is told as its option."""
     from octavo.compress.graph_subjects import pipeline_subject
     from octavo.errors import CalibrationError
 
-    given, inputs, batches = pipeline_subject(model, passes, data, without)
+    given, inputs, batches = pipeline_subject(model, passes, data, without, field)
     try:
         return passes.run(given, inputs=inputs, calibration=batches, inplace=True)
     except CalibrationError as error:

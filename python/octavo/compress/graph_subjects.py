@@ -12,7 +12,9 @@ from typing import Any
 from torch import nn
 
 from octavo.compress.by_name import find
-from octavo.compress.text_models import read_texts, text_model
+from octavo.compress.text_models import template_of, text_model
+from octavo.data.calibration_texts import read_texts
+from octavo.data.labelled_files import is_json_lines
 from octavo.errors import ModelError
 from octavo.graph.example_inputs import example_inputs
 from octavo.graph.pipeline import Pipeline
@@ -47,13 +49,17 @@ def subject(text: str, without: Sequence[str] = (), *, values: bool = False) -> 
 
 
 def pipeline_subject(
-    text: str, pipeline: Pipeline, data: Path | None = None, without: Sequence[str] = ()
+    text: str,
+    pipeline: Pipeline,
+    data: Path | None = None,
+    without: Sequence[str] = (),
+    field: str | None = None,
 ) -> tuple[nn.Module, Any, Any]:
     """Return the model of :func:`subject` with its weights, inputs for it, and calibration batches, or None.
 
-    ``data``: a file of texts, one a line, or of labelled texts, which the model's tokenizer makes batches of, as many
-    as a pass of ``pipeline`` looks at; of a polynomial model lines ``left=right``. A function gives its batches itself,
-    as a third value.
+    ``data``: a file of texts, as :func:`octavo.data.read_texts` takes it with ``field``, which the model's tokenizer
+    makes batches of, as many as a pass of ``pipeline`` looks at; of a polynomial model lines ``left=right``. A function
+    gives its batches itself, as a third value.
 
     Raises as :func:`subject`; ModelError for ``data`` of a function or a model that texts are not all that it reads;
     DataError for data that cannot be read.
@@ -66,15 +72,15 @@ def pipeline_subject(
             )
         model, inputs, batches = _made(text)
         return model, _left(text, inputs, without), batches
-    texts = None if data is None else read_texts(data)
+    texts = None if data is None else read_texts(data, field=field, tokenizer=template_of(find(text), data))
     model, inputs = subject(text, without, values=True)
     if texts is None:
         return model, inputs, None
     texts = texts[: max([_SAMPLES, *(getattr(step.config, "samples", 0) for step in pipeline)])]
-    return model, inputs, _batches(text, model, texts)
+    return model, inputs, _batches(text, model, texts, lines=data is not None and not is_json_lines(data))
 
 
-def _batches(text: str, model: nn.Module, texts: Sequence[str]) -> list[dict[str, Any]]:
+def _batches(text: str, model: nn.Module, texts: Sequence[str], *, lines: bool) -> list[dict[str, Any]]:
     folder = find(text)
     guest = subject_of(model)
     if guest is not None and (made := guest.batches(folder, model, texts)) is not None:
@@ -85,7 +91,7 @@ def _batches(text: str, model: nn.Module, texts: Sequence[str]) -> list[dict[str
             f"{text}: a {type(model).__name__} takes more than texts, or none; name a function that returns the model, "
             "its inputs and calibration batches: package.module:function"
         )
-    return opened.batches(texts)
+    return opened.batches(texts, lines=lines)
 
 
 def _is_function(text: str) -> bool:

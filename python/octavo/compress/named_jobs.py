@@ -9,32 +9,46 @@ from octavo.compress.by_name import find
 from octavo.compress.compress_model import job_of
 from octavo.compress.compression_job import Job
 from octavo.compress.graph_subjects import made_by
-from octavo.compress.text_compression import text_job
-from octavo.errors import ModelError
+from octavo.compress.text_compression import CALIBRATED, USUAL, Reading, text_job
+from octavo.errors import ModelError, SettingError
 from octavo.model_folder.model_config import own_model
 from octavo.model_folder.subject_registry import subject
 
+_OF_TEXTS = (
+    "{model}: --field and --tokens are of texts, and --samples of texts and of a function's batches; leave them out"
+)
 
-def named_job(model: str, data: Path | None = None, test: Path | None = None, *, lines: int) -> Job:
+
+def named_job(
+    model: str, data: Path | None = None, test: Path | None = None, *, lines: int, reading: Reading = USUAL
+) -> Job:
     """Return the job of ``polynomials``, ``minilm``, the folder of a model, or ``package.module:function``.
 
-    ``data``, ``test``: as :func:`octavo.compress.text_compression.text_job` takes them. ``lines``: test lines of a
-    model that makes its own. Raises OctavoError for a model that is not known, and as the functions that make jobs.
+    ``data``, ``test``, ``reading``: as :func:`octavo.compress.text_compression.text_job` takes them. ``lines``: test
+    lines of a model that makes its own. Raises OctavoError for a model that is not known, SettingError for a reading of
+    texts without texts, and as the functions that make jobs.
     """
     if ":" in model and not Path(model).exists():
-        return own_job(model)
+        if reading != Reading(samples=reading.samples):
+            raise SettingError(_OF_TEXTS.format(model=model))
+        return own_job(model, reading.calibrated)
     folder = find(model)
     own = own_model(folder)
     job: Job | None = None if own is None else subject(own.kind).job(model, folder, data, test, lines=lines)
-    return text_job(model, data, test) if job is None else job
+    if job is None:
+        return text_job(model, data, test, reading)
+    if reading != Reading():
+        raise SettingError(_OF_TEXTS.format(model=model))
+    return job
 
 
-def own_job(text: str) -> Job:
+def own_job(text: str, samples: int = CALIBRATED) -> Job:
     """Return the job of ``package.module:function``: it takes nothing and returns a model and its batches.
 
     A third value is a function of a model that returns its quality on validation data, as
     :func:`octavo.compress_model` takes it; a fourth the same on test data; a fifth the loss of a model on a batch, for
-    ``--train``. Inputs alone, as ``octavo graph`` takes them, are one batch. Raises ModelError for anything else.
+    ``--train``. ``samples``: most samples that calibrate. Inputs alone, as ``octavo graph`` takes them, are one batch.
+    Raises ModelError for anything else.
     """
     made = made_by(text)
     if len(made) > 5:
@@ -46,7 +60,7 @@ def own_job(text: str) -> Job:
             raise ModelError(f"{text}: {name} is a {type(value).__name__}; accepted is a function of a model")
     model, data, *functions = made
     evaluate, test, loss = (*functions, None, None, None)[:3]
-    return job_of(model, _batches(data), evaluate=evaluate, test=test, loss=loss, name=text)
+    return job_of(model, _batches(data), evaluate=evaluate, test=test, loss=loss, name=text, samples=samples)
 
 
 def _batches(data: Any) -> Any:

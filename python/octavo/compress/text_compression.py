@@ -8,6 +8,7 @@ Texts go by their own SHA-256, so that no text decides about another one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
@@ -19,36 +20,83 @@ from torch.nn import functional
 from octavo.compress.compress_model import AGREEMENT
 from octavo.compress.compression_job import DataFacts, Examples, Job, Quality
 from octavo.compress.examples import SENTENCES
-from octavo.compress.text_models import TextModel, labelled_for, open_text_model, read_texts
+from octavo.compress.text_models import TextModel, labelled_for, open_text_model
 from octavo.data.batches import Batches, call_on
+from octavo.data.calibration_texts import (
+    cut_windows,
+    end_of_text,
+    has_labels,
+    read_texts,
+    text_ids,
+    window_batches,
+)
 from octavo.data.labelled import Sentences
-from octavo.data.labelled_files import is_json_lines, is_table, read_text_file
-from octavo.errors import DataError, ModelError
+from octavo.data.labelled_files import is_json_lines, read_text_file
+from octavo.errors import DataError, ModelError, SettingError
 from octavo.model_folder.pack_folder import write_folder
 from octavo.model_folder.save_load import load_model
 from octavo.model_folder.weight_files import Checkpoint, layers_of
 from octavo.search.fingerprints import identity_of
 from octavo.search.short_training import BatchTask, Loss, Training, distillation, short_config
-from octavo.train.evaluate_model import context_of, evaluate, text_ids
+from octavo.train.evaluate_model import context_of, evaluate
 from octavo.train.measurement import digest_of
 from octavo.train.model_agreement import agreement
 from octavo.train.model_outputs import evaluating, read_output
 
-#: Texts or windows that calibrate, and the most that validate and test.
+#: Texts or windows that calibrate where nobody says how many, and the most that validate and test.
 CALIBRATED, VALIDATED, TESTED = 128, 1000, 10_000
 #: Texts of a short training at most, those that choose and test not among them, and its learning rates.
 TRAINED, RATES = 20_000, {"classifier": 2e-5, "embeddings": 5e-5, "language": 5e-5}
 _BATCH = 32
-# Tokens of a text or window that calibrate, and tokens of a plain text that validate and test at most.
+# Tokens of a text or window that calibrate, those of built-in sentences, and tokens of a plain text that validate and
+# test at most.
+_MOST_TOKENS = 1 << 20
 _TASKS = {"embeddings": "text encoder", "classifier": "classifier of texts", "language": "language model"}
-_WINDOW, _VALIDATION, _TEST = 64, 16_384, 65_536
+_WINDOW, _SENTENCES, _VALIDATION, _TEST = 64, 32, 16_384, 65_536
 
 
-def text_job(given: str, data: Path | None = None, test: Path | None = None) -> Job:
+@dataclass(frozen=True)
+class Reading:
+    """How files of texts are read, and how much of them calibrates.
+
+    ``field``: field of the text in JSON objects. ``samples``: most texts that calibrate, windows of a language model.
+    ``tokens``: of a window, and of a text at most. None: as usual. Raises SettingError for sizes below 1.
+    """
+
+    field: str | None = None
+    samples: int | None = None
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the sizes."""
+        for name, value in (("samples", self.samples), ("tokens", self.tokens)):
+            if value is not None and value < 1:
+                raise SettingError(f"{name} is {value}; accepted are whole numbers from 1 on")
+
+    @property
+    def calibrated(self) -> int:
+        """Most texts or windows that calibrate."""
+        return CALIBRATED if self.samples is None else self.samples
+
+    def length(self, model: nn.Module, usual: int = _WINDOW) -> int:
+        """Return the tokens of a window. Raises SettingError for more than the model has positions for."""
+        if self.tokens is None:
+            return usual
+        most = context_of(model, _MOST_TOKENS)
+        if self.tokens > most:
+            raise SettingError(f"tokens is {self.tokens:,}; the {type(model).__name__} reads at most {most:,} at once")
+        return self.tokens
+
+
+USUAL = Reading()
+
+
+def text_job(given: str, data: Path | None = None, test: Path | None = None, reading: Reading = USUAL) -> Job:
     """Return the job of ``minilm``, a folder of transformers, or one that ``octavo lab train`` wrote of a text model.
 
     ``data``: labelled texts (``.tsv``, ``.jsonl``) for a classifier, a plain text for a language model, texts, a line
-    each, for an encoder; None: built-in sentences. ``test``: the same, reported alone; None: a part of ``data``.
+    each, for an encoder; for all of them JSON objects with a text or chat messages (``.jsonl``); None: built-in
+    sentences. ``test``: the same, reported alone; None: a part of ``data``. ``reading``: how much of it calibrates.
     Raises ModelError for a model that is packed or reads no texts, DataError for data that does not fit it.
     """
     opened = open_text_model(given)
@@ -60,13 +108,12 @@ def text_job(given: str, data: Path | None = None, test: Path | None = None) -> 
             f"{given}: a {type(opened.model).__name__} is not an encoder, classifier or language model; name a "
             "function that makes the model, its batches and its evaluation: package.module:function"
         )
-    labelled = data is not None and opened.task == "classifier" and (is_table(data) or is_json_lines(data))
-    if data is not None and labelled:
-        parts = _classifier(opened, data, test)
+    if data is not None and opened.task == "classifier" and has_labels(data):
+        parts = _classifier(opened, data, test, reading)
     elif data is not None and opened.task == "language":
-        parts = _language(opened, data, test)
+        parts = _language(opened, data, test, reading)
     else:
-        parts = _agreement(opened, data, test)
+        parts = _agreement(opened, data, test, reading)
     calibration, quality, tested, measures, facts, examples, (trained, loss, told) = parts
 
     def read(folder: Path) -> nn.Module:
@@ -95,7 +142,7 @@ def text_job(given: str, data: Path | None = None, test: Path | None = None) -> 
         unknown=known.unknown,
         file_bytes=source.nbytes,
         data=facts,
-        samples=CALIBRATED,
+        samples=reading.calibrated,
         training=training,
     )  # fmt: skip
 
@@ -128,13 +175,13 @@ def _distilled(reference: nn.Module) -> Loss:
     return lambda model, batch: loss(model, batch[0])
 
 
-def _classifier(opened: TextModel, data: Path, test: Path | None) -> Parts:
-    given = labelled_for(opened, data)
+def _classifier(opened: TextModel, data: Path, test: Path | None, reading: Reading) -> Parts:
+    given, tokens = labelled_for(opened, data, reading.field), reading.length(opened.model)
     first, second, third = _cut(list(zip(given.texts, given.labels, strict=True)), reported=test is not None)
-    tested = third if test is None else list(zip(*_pairs(labelled_for(opened, test)), strict=True))
+    tested = third if test is None else list(zip(*_pairs(labelled_for(opened, test, reading.field)), strict=True))
     _enough(data, first, second)
     chosen, reported, tokenizer = _sentences(second[:VALIDATED]), _sentences(tested[:TESTED]), opened.tokenizer
-    texts = [text for text, _ in first[:CALIBRATED]]
+    texts = [text for text, _ in first[: reading.calibrated]]
     rows = _to_train_on(first, second)
 
     def trained() -> list[tuple[dict[str, Tensor], Tensor | None]]:
@@ -146,7 +193,7 @@ def _classifier(opened: TextModel, data: Path, test: Path | None) -> Parts:
 
     facts = _facts(data, test, texts, chosen.texts, reported.texts)
     return (
-        opened.batches(texts),
+        opened.batches(texts, tokens=tokens),
         lambda model: evaluate(model, chosen, tokenizer=tokenizer),
         (lambda model: evaluate(model, reported, tokenizer=tokenizer)) if len(reported) else None,
         "accuracy on labelled texts",
@@ -171,22 +218,32 @@ def _labelled_examples(opened: TextModel, data: Sentences) -> Examples:
     return Examples(data.texts, answers, [named(label) for label in data.labels])
 
 
-def _language(opened: TextModel, data: Path, test: Path | None) -> Parts:
-    text = read_text_file(data)
-    ids = text_ids(opened.tokenizer, text)
+def _language(opened: TextModel, data: Path, test: Path | None, reading: Reading) -> Parts:
+    tokens, end = reading.length(opened.model), end_of_text(opened.tokenizer)
+    documents = _documents(opened, data, reading)
+    ids = _stream(documents, end)
     context = min(context_of(opened.model), 512)
     if len(ids) < 8 * context:
         raise DataError(
             f"{data}: {len(ids):,} tokens; accepted are {8 * context:,} and more: calibration, choice, test"
         )
-    calibrating = min(CALIBRATED * _WINDOW, len(ids) // 4)
+    if len(ids) // 4 < tokens:
+        raise DataError(f"{data}: {len(ids):,} tokens, a quarter of which calibrates: no window of {tokens:,}")
+    calibrating, windows = 0, 0
+    for calibrating in range(min(reading.calibrated * tokens, len(ids) // 4), len(ids) // 4 + 1, tokens):
+        cut = cut_windows(_beginning(documents, end, calibrating), tokens, end, most=reading.calibrated)
+        windows = len(cut)
+        if windows == reading.calibrated:
+            break
+    rows = window_batches(cut, tokens, opened.argument, 8)
     choosing = min(_VALIDATION, (len(ids) - calibrating) // (1 if test else 2))
     chosen = ids[calibrating : calibrating + choosing]
-    reported = ids[calibrating + choosing :] if test is None else text_ids(opened.tokenizer, read_text_file(test))
-    reported = reported[:_TEST]
-    rows = opened.batches([opened.tokenizer.decode(ids[:calibrating])], tokens=_WINDOW)
+    reported = (ids[calibrating + choosing :] if test is None else _stream(_documents(opened, test, reading), end))[
+        :_TEST
+    ]
+    told = f"tokens of {data.name}, from its beginning, in {windows:,} windows of {tokens:,}"
     facts = (
-        DataFacts("calibration", f"tokens of {data.name}, from its beginning", calibrating, _digest(ids[:calibrating])),
+        DataFacts("calibration", told, windows * tokens, _digest([token for row in cut for token in row])),
         DataFacts("validation", f"the next tokens of {data.name}", len(chosen), _digest(chosen)),
         DataFacts("test", f"tokens of {(test or data).name}", len(reported), _digest(reported)),
     )
@@ -205,20 +262,46 @@ def _language(opened: TextModel, data: Path, test: Path | None) -> Parts:
     )
 
 
-def _agreement(opened: TextModel, data: Path | None, test: Path | None) -> Parts:
+def _documents(opened: TextModel, path: Path, reading: Reading) -> list[list[int]]:
+    """Return the ids of the texts of a file for a language model: of a plain text one."""
+    if is_json_lines(path) or reading.field is not None:
+        texts = read_texts(path, field=reading.field, tokenizer=opened.tokenizer)
+    else:
+        texts = [read_text_file(path)]
+    return [text_ids(opened.tokenizer, text) for text in texts]
+
+
+def _stream(documents: Sequence[Sequence[int]], end: Sequence[int]) -> list[int]:
+    """Return the ids of texts, one after the other, with ``end`` between them."""
+    return [token for place, ids in enumerate(documents) for token in (*(end if place else ()), *ids)]
+
+
+def _beginning(documents: Sequence[Sequence[int]], end: Sequence[int], count: int) -> list[Sequence[int]]:
+    """Return the texts that the first ``count`` ids of their stream hold; the last may be cut."""
+    parts: list[Sequence[int]] = []
+    for ids in documents:
+        if count <= 0:
+            break
+        parts.append(ids[:count])
+        count -= len(ids) + len(end)
+    return parts
+
+
+def _agreement(opened: TextModel, data: Path | None, test: Path | None, reading: Reading) -> Parts:
     if data is None:
         # Four sentences a subject: two calibrate, one chooses, one is reported.
         texts = [list(SENTENCES[0::4] + SENTENCES[1::4]), list(SENTENCES[2::4]), list(SENTENCES[3::4])]
     else:
         texts = [
-            [text for text, _ in part] for part in _cut([(t, 0) for t in read_texts(data)], reported=test is not None)
+            [text for text, _ in part]
+            for part in _cut([(text, 0) for text in _read(opened, data, reading)], reported=test is not None)
         ]
     if test is not None:
-        texts[2] = list(read_texts(test))
-    first, second, third = texts[0][:CALIBRATED], texts[1][:VALIDATED], texts[2][:TESTED]
+        texts[2] = _read(opened, test, reading)
+    first, second, third = texts[0][: reading.calibrated], texts[1][:VALIDATED], texts[2][:TESTED]
     _enough(data, first, second)
     size = 8 if opened.task != "language" else 4
-    tokens = _WINDOW if opened.task != "language" else 32
+    tokens = reading.length(opened.model, _WINDOW if opened.task != "language" else _SENTENCES)
     batches = [opened.batches(part, size=size, tokens=tokens) if part else [] for part in (first, second, third)]
     facts = _facts(data, test, first, second, third)
 
@@ -236,6 +319,10 @@ def _agreement(opened: TextModel, data: Path | None, test: Path | None) -> Parts
     tested = agrees(batches[2]) if third else None
     examples = Examples(third) if opened.task != "language" else None  # whose values are of tokens
     return batches[0], agrees(batches[1]), tested, AGREEMENT, facts, examples, trained
+
+
+def _read(opened: TextModel, path: Path, reading: Reading) -> list[str]:
+    return read_texts(path, field=reading.field, tokenizer=opened.tokenizer)
 
 
 def _cut(rows: Sequence[tuple[str, int]], *, reported: bool) -> list[list[tuple[str, int]]]:

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from octavo.compress.by_name import find
+from octavo.data.calibration_texts import cut_windows, end_of_text, text_ids, window_batches
 from octavo.data.labelled import Sentences
-from octavo.data.labelled_files import is_json_lines, is_table, read_labelled, text_lines
+from octavo.data.labelled_files import is_json_lines, read_labelled
 from octavo.errors import DataError, ModelError, OctavoError
 from octavo.model_folder.hf_loading import foreign, load_config, load_tokenizer
+from octavo.model_folder.model_config import own_model
 from octavo.model_folder.save_load import load_model
 from octavo.model_folder.subject_registry import subject_of
-from octavo.train.evaluate_model import text_ids
 
 Task = Literal["language", "classifier", "embeddings", "other"]
 
@@ -41,18 +42,21 @@ class TextModel:
         found = getattr(getattr(self.model, "config", None), "label2id", None)
         return found if isinstance(found, dict) and found else None
 
-    def batches(self, texts: Sequence[str], *, size: int = 8, tokens: int = 64) -> list[dict[str, Tensor]]:
-        """Return texts as batches of ``size``, in their order: of a language model windows of ``tokens``, cut at them.
+    def batches(
+        self, texts: Sequence[str], *, size: int = 8, tokens: int = 64, lines: bool = True
+    ) -> list[dict[str, Tensor]]:
+        """Return texts as batches of ``size``, in their order.
 
-        Raises DataError for texts without a whole window.
+        Of a language model they are full windows of ``tokens``: of one text, whose ``lines`` are given, or of texts
+        of their own, as :func:`octavo.data.text_windows` cuts them. Raises DataError for texts without a whole window.
         """
         if self.task == "language":
             with foreign(self.folder, what="tokenizer"):
-                ids = torch.tensor(text_ids(self.tokenizer, "\n".join(texts)))
-            rows = ids[: len(ids) // tokens * tokens].view(-1, tokens)
-            if not len(rows):
-                raise DataError(f"{len(ids)} tokens of text; accepted are {tokens} and more")
-            return [{self.argument: part} for part in rows.split(size)]
+                documents = ["\n".join(texts)] if lines else texts
+                cut = cut_windows(
+                    (text_ids(self.tokenizer, text) for text in documents), tokens, end_of_text(self.tokenizer)
+                )
+            return window_batches(cut, tokens, self.argument, size)
         made, longest = [], min(tokens, self.tokenizer.model_max_length)
         for start in range(0, len(texts), size):
             part = list(texts[start : start + size])
@@ -85,6 +89,16 @@ def text_model(given: str, folder: Path, model: nn.Module) -> TextModel:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.model_max_length = min(tokenizer.model_max_length, positions_of(model))
     return TextModel(given, folder, model, tokenizer, task_of(model))
+
+
+def template_of(folder: Path, data: Path) -> Any:
+    """Return the tokenizer of a folder of transformers, whose template renders the chat messages of ``data``.
+
+    None where ``data`` can hold none, and where the folder is of a model of ours.
+    """
+    if not is_json_lines(data) or own_model(folder) is not None:
+        return None
+    return load_tokenizer(folder, load_config(folder)[0])
 
 
 def positions_of(model: nn.Module) -> float:
@@ -130,21 +144,11 @@ class PaddedIds:
         return {"input_ids": ids, "attention_mask": mask}
 
 
-def read_texts(path: Path) -> Sequence[str]:
-    """Return the texts of a file, a line each; of labelled texts the texts alone. Raises DataError, OSError."""
-    if is_json_lines(path) or is_table(path):
-        return read_labelled(path).texts
-    texts = [line for _, line in text_lines(path, "texts in UTF-8, one a line") if line.strip()]
-    if not texts:
-        raise DataError(f"{path}: no text in it; accepted are texts in UTF-8, one a line")
-    return texts
-
-
-def labelled_for(model: TextModel, path: Path) -> Sentences:
+def labelled_for(model: TextModel, path: Path, field: str | None = None) -> Sentences:
     """Return labelled texts for a classifier. Raises DataError for other models, and as ``read_labelled``."""
     if model.task != "classifier":
         raise DataError(f"{path}: labelled texts need a classifier; {model.name} is a {type(model.model).__name__}")
-    return read_labelled(path, model.classes)
+    return read_labelled(path, model.classes, field=field)
 
 
 def check_task(model: TextModel) -> None:

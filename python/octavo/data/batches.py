@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from octavo.data.calibration_texts import is_text, rendered
 from octavo.errors import CalibrationError, DataError, OctavoError
 
 #: Names under which data sets give the answer that a model is trained to.
@@ -244,7 +245,8 @@ class Batches:
     """Batches of data, as many as hold ``samples`` samples (None: all), that can be gone through again.
 
     ``given``: any iterable of batches: a list, a ``torch.utils.data.DataLoader`` (of ``(x, y)`` or of mappings, labels
-    included), a generator; or a list of texts, which ``tokenizer`` (of transformers) turns into ids. What an iterator
+    included), a generator; or a list of texts, which ``tokenizer`` (of transformers) turns into ids: strings, or
+    objects with ``text`` or chat ``messages``. What an iterator
     or a data loader gives is read once and kept: a loader that shuffles gives every pass the same batches. Samples are
     counted along the first dimension of a batch's first tensor.
 
@@ -260,10 +262,11 @@ class Batches:
             )
         if samples is not None and (not isinstance(samples, int) or samples < 1):
             raise CalibrationError(f"samples is {samples!r}; accepted are None and whole numbers of at least 1")
-        if isinstance(given, list | tuple) and given and all(isinstance(item, str) for item in given):
+        if isinstance(given, list | tuple) and given and all(map(is_text, given)):
             if tokenizer is None:
                 raise CalibrationError("calibration is a list of texts; give the tokenizer that makes ids of them, too")
-            given = tokenized(given, tokenizer, samples)
+            texts = [rendered(item, tokenizer, f"calibration text {place}") for place, item in enumerate(given)]
+            given = tokenized(texts, tokenizer, samples)
         self._given, self.samples = given, samples
         once = iter(given) is given
         self._source: Any = given if once else None

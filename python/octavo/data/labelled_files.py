@@ -14,7 +14,9 @@ from octavo.errors import DataError
 from octavo.storage.arguments import checks_arguments
 from octavo.storage.reading import parse_json, shown
 
-_TEXTS, _LABELS = ("text", "sentence", "content", "review"), ("label", "labels", "class")
+#: Fields of JSON objects that hold a text.
+TEXT_FIELDS = ("text", "sentence", "content", "review")
+_LABELS = ("label", "labels", "class")
 _ACCEPTED = "lines 'label<TAB>text' or 'text<TAB>label' (.tsv), or JSON objects with 'text' and 'label' (.jsonl)"
 _MOST = 999_999  # a label, where no model says less
 #: Bytes of a text that is read at once, decompressed: tokens take 40 bytes each in Python.
@@ -22,7 +24,9 @@ TEXT_BYTES = 1 << 27
 
 
 @checks_arguments
-def read_labelled(path: Path | str, classes: Mapping[str, int | str] | None = None) -> Sentences:
+def read_labelled(
+    path: Path | str, classes: Mapping[str, int | str] | None = None, *, field: str | None = None
+) -> Sentences:
     r"""Read a file of labelled texts, compressed (``.xz``, ``.gz``) or plain, in UTF-8.
 
     A name that ends in ``.jsonl`` or ``.json`` holds JSON objects, one a line, with ``text`` (or ``sentence``,
@@ -34,6 +38,7 @@ def read_labelled(path: Path | str, classes: Mapping[str, int | str] | None = No
         path: file to read.
         classes: numbers of names (a model's ``label2id``), names first where both could be; default: names are numbered
             in the order of the alphabet.
+        field: field of the text in JSON objects, in place of those names.
 
     Returns:
         Texts and labels.
@@ -48,7 +53,9 @@ def read_labelled(path: Path | str, classes: Mapping[str, int | str] | None = No
         (1, 0)
     """
     path = Path(path)
-    rows = _objects(path) if is_json_lines(path) else _columns(path)
+    if field is not None and not is_json_lines(path):
+        raise DataError(f"{path}: the field {field!r} is of JSON objects, one a line; name such a file .jsonl")
+    rows = _objects(path, field) if is_json_lines(path) else _columns(path)
     if not rows:
         raise DataError(f"{path}: no labelled text; accepted are {_ACCEPTED}")
     labels = _numbered(path, rows, classes)
@@ -80,17 +87,19 @@ def _plain(path: Path) -> Path:
     return path.with_suffix("") if path.suffix in (".xz", ".gz") else path
 
 
-def _objects(path: Path) -> list[tuple[int, str, str]]:
-    rows = []
+def _objects(path: Path, field: str | None = None) -> list[tuple[int, str, str]]:
+    rows, names = [], TEXT_FIELDS if field is None else (field,)
     for number, line in text_lines(path, "JSON objects, one a line"):
         if not line.strip():
             continue
         where = f"{path}: line {number}"
         record = parse_json(line, where, error=DataError)
-        text = next((record[name] for name in _TEXTS if isinstance(record.get(name), str)), None)
+        text = next((record[name] for name in names if isinstance(record.get(name), str)), None)
         label = next((record[name] for name in _LABELS if isinstance(record.get(name), str | int)), None)
         if text is None or label is None or isinstance(label, bool):
-            raise DataError(f"{where} is {shown(json.dumps(record))}; accepted are objects with 'text' and 'label'")
+            raise DataError(
+                f"{where} is {shown(json.dumps(record))}; accepted are objects with {names[0]!r} and 'label'"
+            )
         rows.append((number, text, str(label)))
     return rows
 

@@ -32,10 +32,12 @@ VOCABULARIES = (
     "word_shape.json",
 )  # fmt: skip
 """Files that tokenizers of transformers are made of."""
+#: The template by which a tokenizer renders chat messages.
+CHAT_TEMPLATE = "chat_template.jinja"
 _TEMPLATES = "additional_chat_templates"
 _BELONGING = (
     *TOKENIZER_TEXTS, *VOCABULARIES, "*.tiktoken", "tekken.json",
-    "chat_template.jinja", "chat_template.json", f"{_TEMPLATES}/*.jinja",
+    CHAT_TEMPLATE, "chat_template.json", f"{_TEMPLATES}/*.jinja",
     "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
     "audio_tokenizer_config.json",
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "[0-9]_*/config.json",

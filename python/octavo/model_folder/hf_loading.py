@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ContainerError, ModelError, OctavoError
-from octavo.model_folder.companion_files import TOKENIZER_TEXTS, VOCABULARIES
+from octavo.model_folder.companion_files import CHAT_TEMPLATE, TOKENIZER_TEXTS, VOCABULARIES
 from octavo.model_folder.config_limits import build_config
 from octavo.model_folder.model_config import CONFIG as CONFIG
 from octavo.model_folder.size_limits import Extent
 from octavo.model_folder.tokenizer_growth import check_growth
 from octavo.storage import folders
-from octavo.storage.reading import VOCABULARY_BYTES, parse_json, read_bytes, read_json, shown
+from octavo.storage.reading import CONFIG_BYTES, VOCABULARY_BYTES, parse_json, read_bytes, read_json, shown
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -86,6 +86,8 @@ def load_tokenizer(folder: Path, config: Any) -> Any:
                 if name.endswith(".json"):
                     _check_vocabulary(data, folder / name)
                 (own / name).write_bytes(data)
+        if (folder / CHAT_TEMPLATE).exists():
+            (own / CHAT_TEMPLATE).write_bytes(read_bytes(folder / CHAT_TEMPLATE, CONFIG_BYTES))
         with foreign(folder, what="tokenizer"):
             return transformers.AutoTokenizer.from_pretrained(own, config=config, **_SAFE)
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from octavo.data import BytePairTokenizer
 from octavo.data.batches import Batches
+from octavo.data.calibration_texts import text_ids
 from octavo.data.labelled import Sentences
 from octavo.errors import DataError, DTypeError, SettingError
 from octavo.nn.meta_tensors import refuse_meta
@@ -136,30 +136,14 @@ def perplexity_of(loss: ValLoss) -> Measurement:
     )  # fmt: skip
 
 
-def context_of(model: nn.Module) -> int:
-    """Return the context length of a model's configuration, 1024 at most."""
+def context_of(model: nn.Module, most: int = CONTEXT) -> int:
+    """Return the context length of a model's configuration, ``most`` at most."""
     config = getattr(model, "config", None)
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "block_size"):
         value = getattr(config, name, None)
         if isinstance(value, int) and value > 0:
-            return min(value, CONTEXT)
-    return CONTEXT
-
-
-def text_ids(tokenizer: Any, text: str) -> list[int]:
-    """Return the ids of a text, without the special tokens that a tokenizer of transformers would add."""
-    if isinstance(tokenizer, BytePairTokenizer):  # ends of documents are special tokens, as in its training
-        return tokenizer.encode(text, special="allow").tolist()
-    try:
-        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    except TypeError:  # a tokenizer of another library
-        ids = tokenizer.encode(text)
-    except KeyError:
-        raise DataError(
-            f"the tokenizer, a {type(tokenizer).__name__}, gives no input_ids of a text; give that of the model"
-        ) from None
-    ids = getattr(ids, "ids", ids)
-    return ids.tolist() if hasattr(ids, "tolist") else list(ids)
+            return min(value, most)
+    return most
 
 
 def _labelled(data: Any) -> Sentences | None:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from octavo.compress.graph_subjects import subject as model_and_inputs
-from octavo.compress.text_models import positions_of, read_texts, task_of, text_model
+from octavo.compress.text_models import positions_of, task_of, text_model
+from octavo.data.calibration_texts import read_texts
 from octavo.errors import ModelError, SettingError
 from octavo.lab.studies.subject_catalogue import open_subject
 from octavo.search.fingerprints import identity_of
