@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def test_windows_are_full_and_cross_no_text_that_fills_them(lengths, tokens, mos
         assert len(windows) == whole + (sum(rests) + len(rests)) // tokens  # less than a window is dropped
         assert all(len(set(window)) == 1 for window in windows[:whole])
     for window in windows:  # two texts have the end of the first between them
-        for one, other in zip(window, window[1:], strict=False):
+        for one, other in pairwise(window):
             assert one == other or 0 in (one, other)
 
 

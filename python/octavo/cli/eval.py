@@ -162,14 +162,14 @@ def _measured(
             length = context_of(opened.model) if windows["context"] is None else windows["context"]
             return likelihood_bound(opened.model, ids, context=length, tokens=tokens, progress=show)
         is_text = opened.task == "language"
-        given: Any
+        examples: Any
         if not is_text:
-            given = labelled_for(opened, data, field)
+            examples = labelled_for(opened, data, field)
         elif field is not None or is_json_lines(data):
-            given = _ids(opened.tokenizer, data, field, tokens)
+            examples = _ids(opened.tokenizer, data, field, tokens)
         else:
-            given = _text(opened.tokenizer, data, tokens)
-        return evaluate(opened.model, given, tokenizer=opened.tokenizer, progress=show, **windows)
+            examples = _text(opened.tokenizer, data, tokens)
+        return evaluate(opened.model, examples, tokenizer=opened.tokenizer, progress=show, **windows)
 
 
 def _ids(tokenizer: Any, data: Path, field: str | None, tokens: int | None) -> list[int]:

@@ -241,9 +241,9 @@ def _language(opened: TextModel, data: Path, test: Path | None, reading: Reading
     reported = (ids[calibrating + choosing :] if test is None else _stream(_documents(opened, test, reading), end))[
         :_TEST
     ]
-    told = f"tokens of {data.name}, from its beginning, in {windows:,} windows of {tokens:,}"
+    source = f"tokens of {data.name}, from its beginning, in {windows:,} windows of {tokens:,}"
     facts = (
-        DataFacts("calibration", told, windows * tokens, _digest([token for row in cut for token in row])),
+        DataFacts("calibration", source, windows * tokens, _digest([token for row in cut for token in row])),
         DataFacts("validation", f"the next tokens of {data.name}", len(chosen), _digest(chosen)),
         DataFacts("test", f"tokens of {(test or data).name}", len(reported), _digest(reported)),
     )

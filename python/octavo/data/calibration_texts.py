@@ -99,7 +99,7 @@ def text_windows(
     for name, value in (("tokens", tokens), ("windows", windows)):
         if value is not None and value < 1:
             raise SettingError(f"text_windows: {name} is {value}; accepted are whole numbers from 1 on")
-    if isinstance(tokenizer, str) or not (callable(tokenizer) or hasattr(tokenizer, "encode")):
+    if isinstance(tokenizer, str | type) or not (callable(tokenizer) or hasattr(tokenizer, "encode")):
         raise DTypeError(
             f"tokenizer is a {type(tokenizer).__name__}; accepted are those of transformers and octavo.data"
         )
@@ -139,11 +139,11 @@ def cut_windows(
 def end_of_text(tokenizer: Any) -> list[int]:
     """Return the ids that stand between two texts: the end-of-text token, else that of sentences, else a line feed."""
     if isinstance(tokenizer, BytePairTokenizer):
-        found = tokenizer.id(_END)
+        end = tokenizer.id(_END)
     else:
-        found = getattr(tokenizer, "eos_token_id", None)
-        found = getattr(tokenizer, "sep_token_id", None) if found is None else found
-    return text_ids(tokenizer, "\n") if found is None else [int(found)]
+        end = getattr(tokenizer, "eos_token_id", None)
+        end = getattr(tokenizer, "sep_token_id", None) if end is None else end
+    return text_ids(tokenizer, "\n") if end is None else [int(end)]
 
 
 def text_ids(tokenizer: Any, text: str) -> list[int]:
@@ -228,8 +228,8 @@ def _conversation(messages: Sequence[Any], tokenizer: Any, place: str) -> str:
             )
         for name, kinds in (("role", str), ("content", (str, list))):
             if not isinstance(message.get(name), kinds):
-                given = shown(message[name]) if name in message else "missing"
-                raise DataError(f"{place}[{number}]: {name!r} is {given}; accepted is a text")
+                value = shown(message[name]) if name in message else "missing"
+                raise DataError(f"{place}[{number}]: {name!r} is {value}; accepted is a text")
     render = getattr(tokenizer, "apply_chat_template", None)
     if render is None or not getattr(tokenizer, "chat_template", None):
         kind = (
@@ -239,8 +239,8 @@ def _conversation(messages: Sequence[Any], tokenizer: Any, place: str) -> str:
     try:
         text = render([dict(message) for message in messages], tokenize=False)
     except Exception as error:  # a template is a program: it may raise anything
-        told = " ".join(str(error).split())[:300]
-        raise DataError(f"{place}: the chat template refuses the messages: {type(error).__name__}: {told}") from None
+        message = " ".join(str(error).split())[:300]
+        raise DataError(f"{place}: the chat template refuses the messages: {type(error).__name__}: {message}") from None
     if not isinstance(text, str) or not text.strip():
         raise DataError(f"{place}: the chat template renders no text of the messages")
     return text
