@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from octavo.data.byte_pairs import BytePairTokenizer
 from octavo.data.labelled_files import TEXT_FIELDS, is_json_lines, is_table, read_labelled, text_lines
 from octavo.errors import DataError, DTypeError, SettingError
 from octavo.storage.arguments import checks_arguments
 from octavo.storage.reading import parse_json, shown
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Field of a JSON object that holds a conversation.
 MESSAGES = "messages"
@@ -112,6 +112,8 @@ def window_batches(windows: Sequence[Sequence[int]], tokens: int, argument: str,
     """Return windows of ``tokens`` ids as batches of ``size``. Raises DataError where there is none."""
     if not windows:
         raise DataError(f"the texts do not fill one window of {tokens} tokens; give more text, or fewer tokens")
+    import torch  # other readers of this room do without
+
     return [{argument: part} for part in torch.tensor(windows).split(size)]
 
 
