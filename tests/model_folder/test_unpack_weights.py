@@ -83,6 +83,10 @@ def expected(model):
             state[name] = octavo.quantize(layer.weight.detach().flatten(1), FORMAT).view(layer.weight.shape)
         elif isinstance(layer, transformers.pytorch_utils.Conv1D):
             state[name] = octavo.quantize(layer.weight.detach(), FORMAT, axis=0)
+        elif path.endswith(".experts"):  # [experts, out, in]
+            state |= {
+                f"{path}.{own}": octavo.quantize(value.detach(), FORMAT) for own, value in layer.named_parameters()
+            }
         else:
             continue
         done.add(name)

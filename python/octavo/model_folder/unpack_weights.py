@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from octavo.errors import ContainerError
+from octavo.model_folder.features.rewritten_modules import REWRITTEN, origins_of
 from octavo.model_folder.hf_loading import CONFIG
 from octavo.model_folder.skeleton import build_from_config
 from octavo.model_folder.structure import float_problem, own_tensors, read_structure
 from octavo.model_folder.weight_files import STRUCTURE, Checkpoint, layers_of
 from octavo.nn.former_names import current_names
+from octavo.nn.rewriting import Origin
 from octavo.ops.codec import decode
 from octavo.recipe.sites import is_transposed, join
 from octavo.storage.reading import shown
@@ -41,9 +43,10 @@ def unpacked(
 
     Packed ones are decoded when they are asked for, to ``dtype``, or to the dtype they had before packing. Where the
     file describes layers (:func:`octavo.save_model`), weights get back the shape and orientation of the float layer, an
-    int32 bias becomes a float one, tied names get their tensor again, and scales of inputs and outputs are left out,
-    since a float layer has none, as are masks of pruned weights, whose zeros are there. Other files hold every tensor
-    as it was. ``progress``: called with the name and packed bytes of each that was decoded.
+    int32 bias becomes a float one, tied names get their tensor again, and the layers of a rewritten module are its
+    parameters again. Scales of inputs and outputs are left out, since a float layer has none, as are masks of pruned
+    weights, whose zeros are there. Other files hold every tensor as it was. ``progress``: called with the name and
+    packed bytes of each that was decoded.
 
     Raises ContainerError for a description that does not fit the tensors. Source: FORMATS.md section 5.
     """
@@ -79,7 +82,43 @@ def unpacked(
             raise ContainerError(f"{source.path}: {name}: tied to {holder}, which must be in the file, and {name} not")
         if holder in stored:  # else scales of a layer that is in the model twice
             plain[name] = in_float_layer(name, stored[holder], None)
-    return plain
+    return _joined(source, plain, structure.get(REWRITTEN.key) or {})
+
+
+def _joined(
+    source: Checkpoint, plain: Mapping[str, Tensor | Deferred], modules: Mapping[str, Any]
+) -> dict[str, Tensor | Deferred]:
+    """Return tensors in which the layers of rewritten modules are the parameters again that they were made of."""
+    joined = dict(plain)
+    for path, origins in origins_of(modules).items():
+        for name, origin in origins.items():
+            parts = {part: joined.pop(join(path, part), None) for part in origin.parts}
+            if missing := next((part for part, value in parts.items() if value is None), None):
+                raise ContainerError(
+                    f"{source.path}: {join(path, missing)} is missing; {join(path, name)} is made of it"
+                )
+            joined[join(path, name)] = _whole(join(path, name), origin, cast("dict[str, Tensor | Deferred]", parts))
+    return joined
+
+
+def _whole(name: str, origin: Origin, parts: Mapping[str, Tensor | Deferred]) -> Deferred:
+    """Return the parameter of parts, which are made one after another where they belong."""
+    elements = math.prod(origin.part_shape)
+    wrong = next((part for part, value in parts.items() if math.prod(value.shape) != elements), None)
+    if wrong is not None or len(origin.shape) > _DIMENSIONS or math.prod(origin.shape) != elements * len(parts):
+        raise ContainerError(f"{name}: its structure says {shown(list(origin.shape))}, which its parts do not make up")
+
+    def fill(out: Tensor) -> None:
+        for part, place in origin.split(out).items():
+            value = parts[part]
+            if isinstance(value, Tensor):
+                place.copy_(value)
+            elif place.is_contiguous():
+                value.fill(place)
+            else:
+                place.copy_(value.tensor())
+
+    return Deferred(next(iter(parts.values())).dtype, origin.shape, fill)
 
 
 def _plain(

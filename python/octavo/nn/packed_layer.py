@@ -19,6 +19,7 @@ from octavo.nn.quant_layer import QuantLayer, recomputed
 from octavo.nn.quantizer import Quantizer
 from octavo.nn.registry import kind_of
 from octavo.nn.stored_scales import format_bytes, format_text
+from octavo.nn.sum_linear import computes_as
 from octavo.nn.weight_buffers import BITMAP as BITMAP
 from octavo.nn.weight_buffers import PARTS as PARTS
 from octavo.nn.weight_buffers import STARTS as STARTS
@@ -242,7 +243,7 @@ class PackedLayer(WeightBuffers):
             given = "a quantized layer has its own format" if format is not None else "a float layer needs a format"
             raise ModelError(f"{what}: {given}; {'leave out' if format is not None else 'give'} format=")
         if not isinstance(layer, QuantLayer):
-            if type(layer).forward is not cls.replaces.forward:
+            if not computes_as(layer, cls.replaces):
                 raise ModelError(
                     f"{what} is a {type(layer).__name__} with a forward of its own, which packing would drop"
                 )

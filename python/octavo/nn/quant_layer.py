@@ -17,6 +17,7 @@ from octavo.nn.int32_bias import Int32Bias, Valued, is_int32
 from octavo.nn.joined_linear import JoinedLinear
 from octavo.nn.masks import Masks, require_zero
 from octavo.nn.quantizer import Quantizer
+from octavo.nn.sum_linear import computes_as
 from octavo.recipe.spec import ROLES, LayerPlan, Spec
 
 M = TypeVar("M", bound=nn.Module)
@@ -109,7 +110,8 @@ class QuantLayer(FormatLayer):
     @classmethod
     def _replaces(cls, module: nn.Module) -> bool:
         """Whether the layer computes what ``module`` does, but for rounding."""
-        return isinstance(module, cls.replaces) and type(module).forward in (cls.replaces.forward, cls.forward)
+        own = type(module).forward is cls.forward
+        return isinstance(module, cls.replaces) and (own or computes_as(module, cls.replaces))
 
     def _add_quantizers(self, plan: LayerPlan, what: str) -> None:
         """Make the quantizers of ``plan``. Raises FormatError for roles the layer does not have."""

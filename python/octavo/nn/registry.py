@@ -16,6 +16,7 @@ from torch import nn
 
 from octavo.nn.format_layer import FormatLayer
 from octavo.nn.joined_linear import JoinedLinear
+from octavo.nn.sum_linear import computes_as
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,10 @@ class LayerKind:
         return cls is self.simulated or cls is self.float_class
 
     def computes(self, module: nn.Module) -> bool:
-        """Whether a module of this kind has the float class's own ``forward``, or is quantized already."""
+        """Whether a module of this kind has the float class's own ``forward`` or its like, or is quantized already."""
         if hasattr(module, "weight_quantizer") or not isinstance(self.float_class, type):
             return True
-        return isinstance(module, JoinedLinear) or type(module).forward is self.float_class.forward
+        return isinstance(module, JoinedLinear) or computes_as(module, self.float_class)
 
 
 _KINDS: dict[str, LayerKind] = {}

@@ -85,7 +85,7 @@ def selected_layers(model: nn.Module, targets: Targets, sparsity: Sparsity) -> d
     """
     if not isinstance(model, nn.Module):
         raise DTypeError(f"a torch.nn.Module is pruned, got a {type(model).__name__}")
-    sites = [site for site in model_sites(model) if site.role == "weight" and site.name == "weight"]
+    sites = [site for site in model_sites(model, rewritten=False) if site.role == "weight" and site.name == "weight"]
     chosen = _chosen(model, sites, targets)
     masked = {
         id(layer._parameters["weight"]): path for path, layer, own in masked_layers(model) if "weight" in own.names()

@@ -13,6 +13,7 @@ from octavo.nn.format_layer import FormatLayer
 from octavo.nn.quant_layer import NO_PLAIN_WEIGHT, QuantLayer, has_plain_weight, recomputed
 from octavo.nn.registry import float_kinds, kind_of
 from octavo.nn.replace_modules import Undo, replace_modules
+from octavo.nn.rewriting import layers_in_reach
 from octavo.recipe import Recipe
 from octavo.recipe.spec import LayerPlan
 
@@ -26,8 +27,9 @@ def plan_of(model: nn.Module, recipe: Any) -> Plan:
     Raises FormatError, and DTypeError for layers whose weight a hook computes: such models cannot be copied.
     """
     plan = _plan(model, recipe)
+    reached, _ = layers_in_reach(model)
     for path in plan:
-        if reason := recomputed(model.get_submodule(path)):
+        if reason := recomputed(reached[path]):
             raise DTypeError(f"{path or type(model).__name__}: {reason}")
     return plan
 
@@ -36,7 +38,7 @@ def _plan(model: nn.Module, recipe: Any) -> Plan:
     if not isinstance(model, nn.Module):
         raise DTypeError(f"a recipe decides about a torch.nn.Module, got {type(model).__name__}")
     if isinstance(recipe, Mapping) and all(isinstance(value, LayerPlan) for value in recipe.values()):
-        known = dict(model.named_modules(remove_duplicate=False))
+        known, _ = layers_in_reach(model)
         for path in recipe:
             if path not in known:
                 near = difflib.get_close_matches(path, known, n=3) or list(known)[1:4]
@@ -55,12 +57,13 @@ class Replacement:
     def __init__(self, model: nn.Module, plan: Plan, recipe: str | None = None) -> None:
         """Make the layers. ``recipe``: the text that the plan is of, for the way out in errors."""
         self.model = model
-        modules = dict(model.named_modules(remove_duplicate=False))
+        modules, stand_ins = layers_in_reach(model)
         past = _read_past(model)
         self.layers: dict[str, nn.Module] = {}
+        self.replaced = {path: modules[path] for path in plan}
         self._new: dict[int, nn.Module] = {}
         self._undo: Undo = []
-        _refuse_computed({path: modules[path] for path in plan}, recipe)
+        _refuse_computed(self.replaced, recipe)
         for path, layer_plan in plan.items():
             module = modules[path]
             if module in past:
@@ -76,6 +79,9 @@ class Replacement:
             layer = _quantized(module, layer_plan, path)
             self.layers[path] = layer
             self._new[id(module)] = layer
+        for path, new in stand_ins.items():  # in the model only where one of its layers has a format now
+            if inside := {id(part): self._new[id(part)] for part in new.modules() if id(part) in self._new}:
+                self._new[id(model.get_submodule(path))] = replace_modules(new, inside)
 
     def apply(self) -> nn.Module:
         """Put the layers in place, at every path they are known by; return the model, or its replacement."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,8 @@ class Site:
     weight of a norm in a checkpoint: only a rule that names it in full means it. ``is_lookup``: rows of the weight are
     read, not multiplied. ``problem``: why no format can be given. ``of_model``: a tensor of a model, which packs a
     kernel as a matrix and where ``fp32`` leaves values as they are; one of a checkpoint is packed along its last axis
-    and cast. ``held``: bytes of a tensor of a checkpoint as it is.
+    and cast. ``held``: bytes of a tensor of a checkpoint as it is. ``part_of``: names of the parameter that it
+    is a part of, in a module that is made of layers where one has a format.
     """
 
     paths: tuple[str, ...]
@@ -44,6 +45,7 @@ class Site:
     of_model: bool = True
     held: int | None = None
     tensor: Tensor | None = field(default=None, repr=False)
+    part_of: tuple[str, ...] = ()
 
     @property
     def module(self) -> str:
@@ -90,6 +92,7 @@ class Site:
             yield path
             if self.name is not None:
                 yield join(path, self.name)
+        yield from self.part_of
 
 
 def join(module: str, name: str) -> str:
@@ -100,9 +103,11 @@ def join(module: str, name: str) -> str:
 # --- models ---------------------------------------------------------------------------------------------------------
 
 
-def model_sites(model: nn.Module) -> list[Site]:
+def model_sites(model: nn.Module, *, rewritten: bool = True) -> list[Site]:
     """List the tensors of every layer, in the order of ``named_modules()``, then parameters that no rule can reach.
 
+    ``rewritten``: modules that can be made of layers (:mod:`octavo.nn.rewriting`) are listed as those layers, which the
+    model gets where one has a format; False lists their parameters, which no rule reaches.
     Raises DTypeError for what is no module, ModelError for one that TorchScript compiled, ShapeError for parameters
     that have no shape yet.
     """
@@ -113,8 +118,10 @@ def model_sites(model: nn.Module) -> list[Site]:
             f"{type(model).__name__}: TorchScript compiled it, and its layers cannot be replaced; give the module that "
             "was traced or scripted"
         )
+    modules = dict(model.named_modules(remove_duplicate=False))
+    reached, stand_ins = late("layers_in_reach")(model) if rewritten else (modules, {})
     paths: dict[nn.Module, list[str]] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
+    for path, module in reached.items():
         paths.setdefault(module, []).append(path)
     sites: list[Site] = []
     whole: set[str] = set()  # modules whose parts are no layers of the model: quantizers, weights they read themselves
@@ -136,7 +143,16 @@ def model_sites(model: nn.Module) -> list[Site]:
         else:
             reason = f"{type(module).__name__} takes no formats"
             sites += _unreachable(module, tuple(names), reason)
-    return sites
+    return _with_origins(sites, stand_ins) if stand_ins else sites
+
+
+def _with_origins(sites: list[Site], stand_ins: Mapping[str, nn.Module]) -> list[Site]:
+    """Give parts of parameters the names of those: a rule that names one means every layer it is made of."""
+    whole: dict[str, str] = {}
+    for path, module in stand_ins.items():
+        for name, origin in late("made_from")(module).origins.items():
+            whole |= {join(path, part): join(path, name) for part in origin.parts}
+    return [replace(site, part_of=(whole[site.path],)) if site.path in whole else site for site in sites]
 
 
 def _is_within(path: str, modules: Collection[str]) -> bool:

@@ -7,9 +7,10 @@ from octavo.model_folder.features.described_layers import LAYERS
 from octavo.model_folder.features.folded_layers import FOLDED
 from octavo.model_folder.features.pruned_parameters import MASKED
 from octavo.model_folder.features.recipe_text import RECIPE_TEXT
+from octavo.model_folder.features.rewritten_modules import REWRITTEN
 from octavo.model_folder.features.unstored_parts import ADAPTERS, INPUT_THRESHOLDS
 from octavo.model_folder.stored_feature import StoredFeature
 
 FEATURES: tuple[StoredFeature, ...] = (
-    LAYERS, ATTENTION, MASKED, FOLDED, COMPACTED, DECODED, RECIPE_TEXT, ADAPTERS, INPUT_THRESHOLDS,
+    LAYERS, REWRITTEN, ATTENTION, MASKED, FOLDED, COMPACTED, DECODED, RECIPE_TEXT, ADAPTERS, INPUT_THRESHOLDS,
 )  # fmt: skip

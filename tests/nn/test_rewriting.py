@@ -1,0 +1,209 @@
+"""Modules whose weights are no layers: made of layers, they compute the same bits and go the whole way of a model."""
+
+import copy
+import io
+
+import octavo
+import pytest
+import torch
+from helpers.models import packed, same_tensors, transformer
+from octavo.model_folder.unpack_weights import unpack
+from octavo.model_folder.weight_files import Checkpoint
+from octavo.nn import QuantLinear
+from octavo.nn.rewriting import (
+    _REWRITINGS,
+    Origin,
+    Rewriting,
+    bare_copy,
+    layers_in_reach,
+    linear_of,
+    register_rewriting,
+    rewrite_modules,
+    rewritten,
+    rewritten_modules,
+)
+from octavo.recipe import Recipe
+from torch import nn
+
+X = torch.randn(5, 32, generator=torch.Generator().manual_seed(3))
+
+
+class Pair(nn.Module):
+    """Two products with one parameter ``[2, in, out]`` that no layer holds, and one with a row for each bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+        self.matrices = nn.Parameter(torch.randn(2, 32, 32, generator=generator))
+        self.shifts = nn.Parameter(torch.randn(2, 32, generator=generator))
+        self.norm = nn.LayerNorm(32)
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x):
+        return self.norm(sum(x @ matrix + shift for matrix, shift in zip(self.matrices, self.shifts, strict=True)))
+
+
+class LayerPair(nn.Module):
+    def forward(self, x):
+        return self.norm(self.one(x) + self.two(x))
+
+
+def build(module, parts):
+    made = bare_copy(module, LayerPair, ("matrices", "shifts"))
+    for name in ("one", "two"):
+        made.add_module(name, linear_of(parts[f"{name}.weight"], parts[f"{name}.bias"]))
+    return made
+
+
+PAIR = Rewriting(
+    "pair",
+    lambda module: type(module) is Pair,
+    lambda module: {
+        "matrices": Origin((2, 32, 32), ("one.weight", "two.weight"), (32, 32), True),
+        "shifts": Origin((2, 32), ("one.bias", "two.bias"), (32,)),
+    },
+    build,
+)
+
+
+@pytest.fixture(autouse=True)
+def pair_is_registered():
+    register_rewriting(PAIR)
+    yield
+    del _REWRITINGS["pair"]
+
+
+def model():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(32, 32), Pair(), nn.Linear(32, 32, bias=False)).eval()
+
+
+def test_parts_are_views_of_the_parameter():
+    module = Pair()
+    made = rewritten(module)
+    assert torch.equal(made.two.weight, module.matrices[1].T) and torch.equal(made.two.bias, module.shifts[1])
+    assert made.two.weight.untyped_storage().data_ptr() == module.matrices.untyped_storage().data_ptr()
+    assert made.norm is module.norm and made.count is module.count
+
+
+def test_a_model_is_left_alone_where_no_rule_gives_a_format():
+    for recipe in ("name:0 int8", "int8; 1.* keep"):
+        quantized = octavo.quantize_model(model(), recipe, progress=False)
+        assert type(quantized[1]) is Pair
+        assert torch.equal(quantized[1](X), model()[1](X))
+
+
+def test_recipes_see_layers_and_a_rule_that_names_the_parameter_means_its_parts():
+    reached, made = layers_in_reach(model())
+    assert list(made) == ["1"] and [path for path in reached if path.startswith("1.")] == ["1.norm", "1.one", "1.two"]
+    assert list(Recipe.parse("1.matrices int8").plan(model())) == ["1.one", "1.two"]
+    assert list(Recipe.parse("1.two int8").plan(model())) == ["1.two"]
+    assert Recipe.parse("1.shifts bias=fp16").plan(model())["1.two"].bias is not None
+
+
+def test_one_layer_with_a_format_leaves_the_others_their_float_weights():
+    quantized = octavo.quantize_model(model(), "1.two int8", progress=False)
+    assert type(quantized[1].two) is QuantLinear and type(quantized[1].one) is nn.Linear
+    assert torch.equal(quantized[1].one.weight, model()[1].matrices[0].T)
+
+
+def test_a_quantized_model_is_packed_stored_and_unpacked_to_its_own_names(tmp_path):
+    quantized = octavo.quantize_model(model(), "int4:g32; 1.two int8", progress=False)
+    small = octavo.pack_model(quantized)
+    assert torch.allclose(small(X), quantized(X), rtol=1e-5, atol=1e-5)
+    octavo.save_model(small, tmp_path)
+    assert torch.equal(octavo.load_model(tmp_path, model())(X), small(X))
+    assert torch.equal(octavo.load_model(tmp_path, model)(X), small(X))  # built without memory
+    float_again = unpack(Checkpoint.open(tmp_path))
+    plain = model()
+    assert float_again.keys() == plain.state_dict().keys()
+    plain.load_state_dict(float_again)
+    assert torch.allclose(plain(X), quantized(X), rtol=1e-4, atol=1e-5)
+
+
+def test_a_simulated_model_is_stored_and_loaded(tmp_path):
+    quantized = octavo.quantize_model(model(), "int4:g32 input=int8@minmax", calibration=[X], progress=False)
+    octavo.save_model(quantized, tmp_path)
+    assert torch.equal(octavo.load_model(tmp_path, model())(X), quantized(X))
+
+
+def test_a_file_of_another_module_is_refused_by_name(tmp_path):
+    octavo.save_model(packed(model(), "int8"), tmp_path)
+    other = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32, bias=False))
+    with pytest.raises(octavo.ContainerError, match=r"1: pair in the file, but the model has a Linear there"):
+        octavo.load_model(tmp_path, other)
+
+
+def test_a_model_that_cannot_be_quantized_is_as_it_was():
+    plain = model()
+    before = {name: value.clone() for name, value in plain.state_dict().items()}
+    with pytest.raises(octavo.CalibrationError):
+        octavo.quantize_model(plain, "int4:g32 input=int8@minmax", inplace=True, progress=False)
+    with pytest.raises(octavo.NonFiniteError):
+        octavo.quantize_model(
+            plain, "int8 input=int8@mse", calibration=[X * float("nan")], inplace=True, progress=False
+        )
+    assert type(plain[1]) is Pair and same_tensors(before, plain.state_dict())
+
+
+def test_copies_and_pickles_keep_what_was_made():
+    quantized = octavo.quantize_model(model(), "int4:g32", progress=False)
+    file = io.BytesIO()
+    torch.save(quantized, file)
+    file.seek(0)
+    for other in (copy.deepcopy(quantized), torch.load(file, weights_only=False)):
+        assert torch.equal(other(X), quantized(X))
+        assert dict(rewritten_modules(other)) == dict(rewritten_modules(quantized))
+
+
+def test_gradients_reach_the_layers_of_a_rewritten_module():
+    quantized = octavo.quantize_model(model(), "int4:g32", progress=False).train()
+    quantized(X).square().sum().backward()
+    assert all(layer.weight.grad.abs().sum() > 0 for layer in (quantized[1].one, quantized[1].two))
+
+
+def test_every_possible_module_is_rewritten_where_no_path_is_given_and_undone():
+    plain, undo = model(), []
+    changed = rewrite_modules(plain, undo=undo)
+    assert changed is plain and type(plain[1]) is LayerPair
+    for step in reversed(undo):
+        step()
+    assert type(plain[1]) is Pair
+    assert type(rewrite_modules(Pair())) is LayerPair
+    assert type(rewrite_modules(model(), ["0"])[1]) is Pair
+
+
+# --- experts of transformers ------------------------------------------------------------------------------------------
+
+
+def mixture(kind="MixtralForCausalLM", **config):
+    torch.manual_seed(2)
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2, **config}
+    found = transformer(kind, width=64, inner=96, heads=4, **sizes)
+    for name, parameter in found.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(parameter, std=0.1)
+    return found
+
+
+KINDS = {
+    "mixtral": {},
+    "gpt-oss": {"kind": "GptOssForCausalLM", "head_dim": 16, "pad_token_id": 0, "eos_token_id": 1},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts_made_of_layers_compute_the_bits_of_the_eager_forward(kind):
+    plain = mixture(**KINDS[kind])
+    plain.set_experts_implementation("eager")
+    tokens = torch.randint(2, 50, (3, 7))
+    made = rewrite_modules(copy.deepcopy(plain))
+    assert len(dict(rewritten_modules(made))) == 2
+    with torch.no_grad():
+        assert torch.equal(made(tokens).logits, plain(tokens).logits)
+    for network in (plain, made):
+        network(tokens).logits.square().sum().backward()
+    [experts] = [path for path, _ in rewritten_modules(made)][:1]
+    of_layer = made.get_submodule(experts)._modules["1"].down_proj.weight.grad
+    of_whole = plain.get_submodule(experts).down_proj.grad[1]
+    assert torch.equal(of_layer, of_whole.T if kind == "gpt-oss" else of_whole)
