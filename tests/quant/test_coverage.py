@@ -6,6 +6,7 @@ import warnings
 import octavo
 import pytest
 import torch
+from helpers.models import transformer
 from octavo import CoverageWarning, DTypeError
 from octavo.quant import coverage
 from octavo.recipe.spec import LayerPlan, Spec
@@ -125,15 +126,27 @@ def test_it_prints_and_is_json():
     assert read["share"] == found.share and read["kept"] == found.kept()
 
 
-def test_mixtures_of_experts_are_warned_of():
-    transformers = pytest.importorskip("transformers")
-    config = transformers.MixtralConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, num_local_experts=4,
-    )  # fmt: skip
-    model = transformers.MixtralForCausalLM(config)
+class OwnProducts(nn.Module):
+    """Experts that a loop of its own multiplies, which no rewriting knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrices = nn.Parameter(torch.randn(4, 32, 128))
+
+    def forward(self, x):
+        return sum(x @ matrix for matrix in self.matrices)
+
+
+def test_modules_that_multiply_parameters_of_their_own_are_warned_of():
+    model = nn.Sequential(nn.Linear(32, 32), OwnProducts())
     (warning,) = warned(lambda: octavo.quantize_model(model, "mxint8"))
-    assert "MixtralExperts takes no formats" in str(warning)
+    assert "OwnProducts takes no formats" in str(warning)
+
+
+def test_experts_of_transformers_are_covered():
+    model = transformer("MixtralForCausalLM", num_key_value_heads=2, num_local_experts=4)
+    quantized = octavo.quantize_model(model, "mxint8")
+    assert octavo.quant.coverage(quantized).share > 0.95
 
 
 def test_what_is_no_model_is_refused():
