@@ -308,12 +308,16 @@ def test_a_bias_in_int32_needs_integer_operands_with_fixed_scales():
 
 
 def test_layers_that_compute_something_else_are_refused():
-    class Doubled(nn.Linear):
-        def forward(self, x):
-            return 2 * super().forward(x)
+    class Branched(nn.Linear):
+        def __init__(self):
+            super().__init__(3, 4)
+            self.more = nn.Linear(3, 4)
 
-    with pytest.raises(DTypeError, match="fc is a Doubled; accepted is a plain Linear"):
-        QuantLinear.from_linear(Doubled(3, 4), plan(weight="int8"), "fc")
+        def forward(self, x):
+            return self.more(x) + super().forward(x)
+
+    with pytest.raises(DTypeError, match="fc is a Branched; accepted is a plain Linear"):
+        QuantLinear.from_linear(Branched(), plan(weight="int8"), "fc")
     with pytest.raises(DTypeError, match="accepted is a plain Conv1d"):
         QuantConv1d.from_conv(nn.Conv2d(1, 1, 1), plan(weight="int8"))
     with pytest.raises(DTypeError, match="parametrisation"):

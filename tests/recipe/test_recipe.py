@@ -383,15 +383,23 @@ def test_an_int32_bias_goes_with_integer_operands():
     assert plan["blocks.0.key"].bias is None
 
 
-def test_layers_with_another_forward_are_left_out():
+def test_layers_with_another_forward_are_reached_unless_other_layers_stand_in_them():
     class Scaled(nn.Embedding):
         def forward(self, ids):
             return 3 * super().forward(ids)
 
-    model = nn.Sequential(Scaled(4, 4), nn.Linear(4, 4))
-    assert list(got("int8", model)) == ["1"]
-    with pytest.raises(FormatError, match="Scaled has a forward of its own"):
-        Recipe.parse("type:Scaled int8").plan(model)
+    class Branched(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 4)
+            self.more = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.more(x) + super().forward(x)
+
+    model = nn.Sequential(Scaled(4, 4), nn.Linear(4, 4), Branched())
+    assert list(got("int8", model)) == ["0", "1", "2.more"]
+    with pytest.raises(FormatError, match="Branched has a forward of its own"):
+        Recipe.parse("type:Branched int8").plan(model)
 
 
 def test_only_modules_have_plans():

@@ -15,6 +15,8 @@ from octavo.model_folder.hf_loading import CONFIG
 from octavo.model_folder.skeleton import build_from_config
 from octavo.model_folder.structure import float_problem, own_tensors, read_structure
 from octavo.model_folder.weight_files import STRUCTURE, Checkpoint, layers_of
+from octavo.nn.conv_transposed import TURNED_KERNELS
+from octavo.nn.conv_transposed import weight_of as kernel_of
 from octavo.nn.former_names import current_names
 from octavo.nn.rewriting import Origin
 from octavo.ops.codec import decode
@@ -67,6 +69,8 @@ def unpacked(
             return _plain(name, tensor, dtype, progress)
         if path in turned:
             return _plain_turned(name, tensor, dtype, progress, pieces)
+        if layers[path].get("class") in TURNED_KERNELS:
+            return _plain_kernel(name, tensor, dtype, progress, layers[path])
         return _plain(name, tensor, dtype, progress, _float_shape(name, tuple(tensor.shape), layers[path]))
 
     stored: dict[str, Tensor | PackedTensor] = {}
@@ -162,6 +166,30 @@ def _plain_turned(
             progress(name, packed.nbytes)
 
     return Deferred(dtype or packed.dtype, (columns, rows), fill)
+
+
+def _plain_kernel(
+    name: str, tensor: Tensor | PackedTensor, dtype: torch.dtype | None, progress: Progress | None, record: Any
+) -> Tensor | Deferred:
+    """Return the weight of a transposed convolution."""
+    kernel, groups = _kernel(record), (record.get("geometry") or {}).get("groups")
+    rows, columns = tuple(tensor.shape) if tensor.ndim == 2 else (0, 0)
+    size = math.prod(kernel or ())
+    if kernel is None or type(groups) is not int or groups < 1 or rows % groups or columns % size or tensor.ndim != 2:
+        raise ContainerError(
+            f"{name}: shape {tuple(tensor.shape)}, which no transposed convolution with the kernel {kernel} and "
+            f"{shown(groups)} groups of its structure has"
+        )
+    if isinstance(tensor, Tensor):
+        return kernel_of(tensor, groups, kernel)
+    packed = tensor
+
+    def fill(out: Tensor) -> None:
+        out.copy_(kernel_of(packed.decode(), groups, kernel))
+        if progress:
+            progress(name, packed.nbytes)
+
+    return Deferred(dtype or packed.dtype, (columns // size * groups, rows // groups, *kernel), fill)
 
 
 class _Pieces:

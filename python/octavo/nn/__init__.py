@@ -13,9 +13,18 @@ from pkgutil import iter_modules
 
 from octavo.nn import attention, registry
 from octavo.nn.attention import QuantAttention
-from octavo.nn.conv import PackedConv1d, PackedConv2d, QuantConv1d, QuantConv2d
+from octavo.nn.conv import PackedConv1d, PackedConv2d, PackedConv3d, QuantConv1d, QuantConv2d, QuantConv3d
+from octavo.nn.conv_transposed import (
+    PackedConvTranspose1d,
+    PackedConvTranspose2d,
+    PackedConvTranspose3d,
+    QuantConvTranspose1d,
+    QuantConvTranspose2d,
+    QuantConvTranspose3d,
+)
 from octavo.nn.direct_weight_access import rounded_weights
 from octavo.nn.embedding import PackedEmbedding, QuantEmbedding
+from octavo.nn.embedding_bag import PackedEmbeddingBag, QuantEmbeddingBag
 from octavo.nn.int32_bias import Int32Bias
 from octavo.nn.linear import PackedLinear, QuantLinear, QuantTransposedLinear
 from octavo.nn.matmul import QuantMatmul, quantized_matmul
@@ -27,13 +36,23 @@ __all__ = [
     "Int32Bias",
     "PackedConv1d",
     "PackedConv2d",
+    "PackedConv3d",
+    "PackedConvTranspose1d",
+    "PackedConvTranspose2d",
+    "PackedConvTranspose3d",
     "PackedEmbedding",
+    "PackedEmbeddingBag",
     "PackedLayer",
     "PackedLinear",
     "QuantAttention",
     "QuantConv1d",
     "QuantConv2d",
+    "QuantConv3d",
+    "QuantConvTranspose1d",
+    "QuantConvTranspose2d",
+    "QuantConvTranspose3d",
     "QuantEmbedding",
+    "QuantEmbeddingBag",
     "QuantLayer",
     "QuantLinear",
     "QuantMatmul",

@@ -1,4 +1,4 @@
-"""Convolutions: QuantConv1d and QuantConv2d over rounded operands, PackedConv1d and PackedConv2d over codes."""
+"""Convolutions: QuantConv1d, QuantConv2d and QuantConv3d over rounded operands, and their packed forms over codes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GEOMETRY = ("in_channels", "kernel_size", "stride", "padding", "dilation", "gro
 
 
 class _QuantConv(QuantLayer):
-    """What both share.
+    """What all share.
 
     The weight is rounded as ``[out, in / groups * kernel]``: rows, groups and blocks run along everything that a sum
     of products runs over, input channels first, then the kernel. Input and output are rounded along their channels.
@@ -50,7 +50,7 @@ class _QuantConv(QuantLayer):
     @property
     def has_input_rows(self) -> bool:
         """Whether one matrix multiplies every patch: with groups there are several."""
-        return self.groups == 1
+        return self.groups == 1 and (len(self.kernel_size) < 3 or set(self.dilation) == {1})
 
     def input_rows(self, x: Tensor) -> Tensor:
         """The patches ``[n, in * kernel]`` that the weight matrix multiplies. Raises FormatError for groups."""
@@ -61,6 +61,10 @@ class _QuantConv(QuantLayer):
             x = x[None]
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
         x = functional.pad(x, self._reversed_padding_repeated_twice, mode)
+        if len(self.kernel_size) == 3:
+            for axis, (size, step) in enumerate(zip(self.kernel_size, self.stride, strict=True), start=2):
+                x = x.unfold(axis, size, step)
+            return x.movedim(1, 4).flatten(4).flatten(0, 3)
         sizes = (self.kernel_size, self.dilation, self.stride)
         kernel, dilation, stride = ((1, *size) if flat else size for size in sizes)
         patches = functional.unfold(x[:, :, None] if flat else x, kernel, dilation, stride=stride)
@@ -98,8 +102,19 @@ class QuantConv2d(_QuantConv, nn.Conv2d):
     replaces = nn.Conv2d
 
 
+class QuantConv3d(_QuantConv, nn.Conv3d):
+    """``nn.Conv3d`` over rounded operands: weight ``[out, in / groups, kt, kh, kw]``, input ``[B, in, T, H, W]``.
+
+    The weight's rows, groups and blocks run along ``in / groups * kt * kh * kw``, those of the input along its
+    channels. Arithmetic, state dict and errors are those of :class:`octavo.nn.QuantLinear`; the integer path takes an
+    input with one scale.
+    """
+
+    replaces = nn.Conv3d
+
+
 class _PackedConv(PackedLayer):
-    """What both share: the weight is ``[out, in / groups * kernel]``, and there is no kernel for packed codes.
+    """What all share: the weight is ``[out, in / groups * kernel]``, and there is no kernel for packed codes.
 
     Each call decodes the weight and convolves with PyTorch: memory is saved, time is not. Under
     :func:`octavo.strict` the call raises KernelError.
@@ -209,9 +224,19 @@ class PackedConv2d(_PackedConv):
     replaces = _float = nn.Conv2d
 
 
+class PackedConv3d(_PackedConv):
+    """``nn.Conv3d`` over a packed weight ``[out, in / groups * kt * kh * kw]``; each call decodes it.
+
+    Equal to :class:`octavo.nn.QuantConv3d` in evaluation, bit for bit where both are integer.
+    """
+
+    replaces = _float = nn.Conv3d
+
+
 def _sizes(padding: tuple[int, ...] | str) -> tuple[int, ...] | str:
     return padding if isinstance(padding, str) else tuple(padding)
 
 
 register(LayerKind(nn.Conv1d, QuantConv1d, PackedConv1d))
 register(LayerKind(nn.Conv2d, QuantConv2d, PackedConv2d))
+register(LayerKind(nn.Conv3d, QuantConv3d, PackedConv3d))

@@ -68,16 +68,19 @@ class QuantEmbedding(QuantLayer, nn.Embedding):
         Returns:
             ``[*input.shape, D]``.
         """
-        ids = input
-        options = (self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse)
-        quantizer, table = self.weight_quantizer, self._own("weight")
-        if quantizer is None or not quantizer.enabled:
-            y = functional.embedding(ids, table, *options)
-        elif quantizer.spans_tensor and not quantizer.is_static:
-            y = functional.embedding(ids, quantizer(table), *options)
-        else:
-            y = _round_rows(quantizer, functional.embedding(ids, table, *options), ids, self.num_embeddings)
+        y = rounded_rows(self, input)
         return y if self.output_quantizer is None else self.output_quantizer(y)
+
+
+def rounded_rows(layer: Any, ids: Tensor) -> Tensor:
+    """Return the rounded rows ``[*ids.shape, D]`` of the table of a quantized embedding, or bag of embeddings."""
+    options = (layer.padding_idx, layer.max_norm, layer.norm_type, layer.scale_grad_by_freq, layer.sparse)
+    quantizer, table = layer.weight_quantizer, layer._own("weight")
+    if quantizer is None or not quantizer.enabled:
+        return functional.embedding(ids, table, *options)
+    if quantizer.spans_tensor and not quantizer.is_static:
+        return functional.embedding(ids, quantizer(table), *options)
+    return _round_rows(quantizer, functional.embedding(ids, table, *options), ids, layer.num_embeddings)
 
 
 def _round_rows(quantizer: Quantizer, rows: Tensor, ids: Tensor, table_rows: int) -> Tensor:

@@ -15,6 +15,7 @@ from octavo import settings
 from octavo.errors import DTypeError, FormatError, KernelError, ModelError, ShapeError
 from octavo.nn.direct_weight_access import inside_forward, late
 from octavo.nn.int32_bias import Int32Bias
+from octavo.nn.own_forward import take_place
 from octavo.nn.quant_layer import QuantLayer, recomputed
 from octavo.nn.quantizer import Quantizer
 from octavo.nn.registry import kind_of
@@ -254,9 +255,14 @@ class PackedLayer(WeightBuffers):
                 raise FormatError(f"{what}: {problem}")
             if spec.calibration is not None:
                 raise ModelError(f"{what}: '{format}' asks for calibration; octavo.quantize_model does it")
-            weight = encode(cast("Tensor", layer.weight).detach().flatten(1), spec.format, scale=spec.scale)
+            weight = encode(cls._matrix_of(layer).detach(), spec.format, scale=spec.scale)
             return cls._like(layer, what, weight, getattr(layer, "bias", None), None, None)
         return cls._pack_quantized(layer, what)
+
+    @classmethod
+    def _matrix_of(cls, layer: nn.Module) -> Tensor:
+        """The weight ``[N, K]`` of a float layer."""
+        return cast("Tensor", layer.weight).flatten(1)
 
     @classmethod
     @torch.no_grad()
@@ -305,6 +311,8 @@ class PackedLayer(WeightBuffers):
         self._transposed = has_transposed_weight(layer)
         if not self._transposed:
             self._weight_shape = _weight_shape(layer)
+        if isinstance(layer, self.replaces):
+            take_place(self, layer, self.replaces)
         if vars(layer).get("bypassed"):  # as the first forward pass found
             self.bypassed = True
 

@@ -16,8 +16,8 @@ from octavo.nn.format_layer import FormatLayer
 from octavo.nn.int32_bias import Int32Bias, Valued, is_int32
 from octavo.nn.joined_linear import JoinedLinear
 from octavo.nn.masks import Masks, require_zero
+from octavo.nn.own_forward import OwnForward, class_of_both, keeps_forward, own_class, roles_of
 from octavo.nn.quantizer import Quantizer
-from octavo.nn.sum_linear import computes_as
 from octavo.recipe.spec import ROLES, LayerPlan, Spec
 
 M = TypeVar("M", bound=nn.Module)
@@ -99,7 +99,7 @@ class QuantLayer(FormatLayer):
             raise DTypeError(f"{what}: {reason}")
         if not has_plain_weight(module):
             raise DTypeError(f"{what}: {NO_PLAIN_WEIGHT}")
-        layer = copied_as(cls, module)
+        layer = copied_as(class_of_both(own_class(module, cls.replaces), cls), module)
         layer._add_quantizers(plan, what)
         return layer
 
@@ -110,14 +110,18 @@ class QuantLayer(FormatLayer):
     @classmethod
     def _replaces(cls, module: nn.Module) -> bool:
         """Whether the layer computes what ``module`` does, but for rounding."""
-        own = type(module).forward is cls.forward
-        return isinstance(module, cls.replaces) and (own or computes_as(module, cls.replaces))
+        if not isinstance(module, cls.replaces):
+            return False
+        if isinstance(module, FormatLayer):
+            return isinstance(module, OwnForward) or type(module).forward is cls.forward
+        return own_class(module, cls.replaces) is None or keeps_forward(module)
 
     def _add_quantizers(self, plan: LayerPlan, what: str) -> None:
         """Make the quantizers of ``plan``. Raises FormatError for roles the layer does not have."""
+        roles = roles_of(self.own if isinstance(self, OwnForward) else None, self.quant_roles)
         for role in ROLES:
             spec = getattr(plan, role)
-            if spec is not None and role not in self.quant_roles:
+            if spec is not None and role not in roles:
                 raise FormatError(f"{what}: a {self.replaces.__name__} has no {role} to hold '{spec}'")
             if role == "bias" and self._parameters.get("bias") is None:
                 spec = None  # a rule for many layers names the bias of those that have one

@@ -15,8 +15,8 @@ from typing import Any
 from torch import nn
 
 from octavo.nn.format_layer import FormatLayer
-from octavo.nn.joined_linear import JoinedLinear
-from octavo.nn.sum_linear import computes_as
+from octavo.nn.own_forward import keeps_forward, own_class, roles_of
+from octavo.nn.weight_buffers import WeightBuffers
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,19 @@ class LayerKind:
             return cls is self.simulated or f"{cls.__module__}.{cls.__name__}" == self.float_class
         return cls is self.simulated or cls is self.float_class
 
+    def own_class(self, module: nn.Module) -> type[nn.Module] | None:
+        """Return the class of a module of this kind whose ``forward`` is none of the float class's; else None."""
+        return own_class(module, self.float_class) if isinstance(self.float_class, type) else None
+
     def computes(self, module: nn.Module) -> bool:
-        """Whether a module of this kind has the float class's own ``forward`` or its like, or is quantized already."""
+        """Whether a simulated layer can compute what a module of this kind does, or is one already."""
         if hasattr(module, "weight_quantizer") or not isinstance(self.float_class, type):
             return True
-        return isinstance(module, JoinedLinear) or computes_as(module, self.float_class)
+        return self.own_class(module) is None or keeps_forward(module)
+
+    def roles_of(self, module: nn.Module) -> tuple[str, ...]:
+        """Return the roles of a module of this kind: a ``forward`` of its own may leave out those of activations."""
+        return roles_of(self.own_class(module), self.roles)
 
 
 _KINDS: dict[str, LayerKind] = {}
@@ -89,7 +97,12 @@ def float_kinds() -> tuple[LayerKind, ...]:
 
 def kind_of(module: nn.Module) -> LayerKind | None:
     """Return the kind of a float or simulated layer, of which it may be a subclass; None for other modules."""
-    return next((kind for cls in type(module).__mro__ for kind in _KINDS.values() if kind.is_of(cls)), None)
+    return None if isinstance(module, WeightBuffers) else kind_of_class(type(module))
+
+
+def kind_of_class(cls: type) -> LayerKind | None:
+    """Return the kind of a float or simulated class, of which ``cls`` may be a subclass; None for other classes."""
+    return next((kind for base in cls.__mro__ for kind in _KINDS.values() if kind.is_of(base)), None)
 
 
 def packed_classes() -> dict[str, type[Any]]:

@@ -8,6 +8,7 @@ from octavo.errors import ModelError, OctavoError
 from octavo.nn import PackedEmbedding, PackedLayer, QuantLayer
 from octavo.nn.masks import Masks
 from octavo.nn.meta_tensors import refuse_meta
+from octavo.nn.own_forward import OwnForward
 from octavo.nn.registry import kind_of
 from octavo.nn.replace_modules import copy_with, replace_modules
 from octavo.storage.arguments import checks_arguments
@@ -102,14 +103,15 @@ def pack_layer(path: str, layer: QuantLayer) -> PackedLayer:
     kind = kind_of(layer)
     if kind is None or kind.packed is None:
         raise ModelError(f"{path}: a {type(layer).__name__} has no packed form; keep it in the recipe")
-    extra = next((name for name, _ in layer.named_children() if not name.endswith("_quantizer")), None)
+    kept = isinstance(layer, OwnForward)  # whose packed form keeps what its forward may use
+    extra = next((name for name, part in layer.named_children() if _is_dropped(name, part, kept)), None)
     if extra is not None:
         first = "octavo.prune.fold_model writes its zeros" if isinstance(getattr(layer, extra), Masks) else (
             "fuse and commit adapters first, or insert them after"
         )  # fmt: skip
         raise ModelError(f"{path}: packing would drop its submodule {extra!r}; {first}")
     own = sorted((layer._parameters.keys() - {"weight", "bias"}) | layer._buffers.keys())
-    if own:
+    if own and not kept:
         raise ModelError(
             f"{path}: packing would drop its tensors {', '.join(own)}; keep it in the recipe, or hold them in a module "
             "around it"
@@ -118,3 +120,10 @@ def pack_layer(path: str, layer: QuantLayer) -> PackedLayer:
         return kind.packed.from_layer(layer, what=path)
     except OctavoError as error:
         raise error if str(error).startswith(path) else type(error)(f"{path}: {error}") from None
+
+
+def _is_dropped(name: str, part: nn.Module, kept: bool) -> bool:
+    """Whether packing would drop a submodule of a layer: masks and adapters are no part of a packed one."""
+    if name.endswith("_quantizer"):
+        return False
+    return not kept or isinstance(part, Masks) or name == "adapter"

@@ -27,8 +27,9 @@ class Site:
     weight of a norm in a checkpoint: only a rule that names it in full means it. ``is_lookup``: rows of the weight are
     read, not multiplied. ``problem``: why no format can be given. ``of_model``: a tensor of a model, which packs a
     kernel as a matrix and where ``fp32`` leaves values as they are; one of a checkpoint is packed along its last axis
-    and cast. ``held``: bytes of a tensor of a checkpoint as it is. ``part_of``: names of the parameter that it
-    is a part of, in a module that is made of layers where one has a format.
+    and cast. ``held``: bytes of a tensor of a checkpoint as it is. ``matrix``: rows and columns of a kernel as it is
+    rounded and packed, where those are not its first axis and all others. ``part_of``: names of
+    the parameter that it is a part of, in a module that is made of layers where one has a format.
     """
 
     paths: tuple[str, ...]
@@ -44,6 +45,7 @@ class Site:
     problem: str | None = None
     of_model: bool = True
     held: int | None = None
+    matrix: tuple[int, int] | None = None
     tensor: Tensor | None = field(default=None, repr=False)
     part_of: tuple[str, ...] = ()
 
@@ -76,6 +78,8 @@ class Site:
     @property
     def _matrix(self) -> tuple[int, ...]:
         assert self.shape is not None
+        if self.matrix is not None:
+            return self.matrix
         is_kernel = self.of_model and len(self.shape) > 2
         return (self.shape[0], math.prod(self.shape[1:])) if is_kernel else self.shape
 
@@ -139,7 +143,6 @@ def model_sites(model: nn.Module, *, rewritten: bool = True) -> list[Site]:
         elif is_default(module):
             reason = f"{type(module).__name__} has a forward of its own, which no quantized layer stands in for"
             sites += _unreachable(module, tuple(names), reason)
-            whole.add(names[0])
         else:
             reason = f"{type(module).__name__} takes no formats"
             sites += _unreachable(module, tuple(names), reason)
@@ -182,11 +185,11 @@ def is_default(module: nn.Module) -> bool:
 
 def _roles(module: nn.Module) -> tuple[str, ...]:
     """Return the roles of a layer's tensors; none for a module that is no layer."""
-    if declared := getattr(module, "quant_roles", None):
-        return tuple(role for role in ROLES if role in declared)
-    # A subclass with another ``forward`` is left: a quantized layer in its place would not have it.
     kind = late("kind_of")(module)
-    return () if kind is None or not kind.computes(module) else kind.roles
+    if declared := getattr(module, "quant_roles", None):
+        declared = declared if kind is None else kind.roles_of(module)
+        return tuple(role for role in ROLES if role in declared)
+    return () if kind is None or not kind.computes(module) else kind.roles_of(module)
 
 
 def _layer_sites(module: nn.Module, paths: tuple[str, ...], roles: tuple[str, ...]) -> Iterator[Site]:
@@ -200,7 +203,11 @@ def _layer_sites(module: nn.Module, paths: tuple[str, ...], roles: tuple[str, ..
         tensor = getattr(module, role, None)
         if isinstance(tensor, Tensor):
             axis = kind.weight_axis if role == "weight" and kind is not None else -1
-            yield _parameter_site(tensor, role, role, paths, classes, axis=axis, is_default=default, is_lookup=lookup)
+            turned = role == "weight" and kind is not None and kind.packed is not None and tensor.ndim > 2
+            yield _parameter_site(
+                tensor, role, role, paths, classes, axis=axis, is_default=default, is_lookup=lookup,
+                matrix=kind.packed.matrix_shape(module) if turned else None,
+            )  # fmt: skip
 
 
 def _unreachable(module: nn.Module, paths: tuple[str, ...], reason: str) -> Iterator[Site]:
@@ -220,6 +227,7 @@ def _parameter_site(
     is_default: bool = False,
     is_lookup: bool = False,
     problem: str | None = None,
+    matrix: tuple[int, int] | None = None,
 ) -> Site:
     if is_lazy(tensor):
         raise ShapeError(f"{join(paths[0], name)}: has no shape yet; run the model once before giving it a recipe")
@@ -236,6 +244,7 @@ def _parameter_site(
         is_default=is_default,
         is_lookup=is_lookup,
         problem=problem,
+        matrix=matrix,
         tensor=tensor,
     )
 
