@@ -13,6 +13,7 @@ from octavo.model_folder import unpack_weights
 from octavo.model_folder.structure import KEY
 from octavo.model_folder.unpack_weights import unpack, unpacked
 from octavo.model_folder.weight_files import Checkpoint
+from octavo.nn.conv_transposed import matrix_of, weight_of
 from octavo.tensors import container
 from torch import nn
 
@@ -81,6 +82,9 @@ def expected(model):
             state[name] = octavo.quantize(layer.weight.detach(), FORMAT)
         elif isinstance(layer, nn.Conv1d | nn.Conv2d):
             state[name] = octavo.quantize(layer.weight.detach().flatten(1), FORMAT).view(layer.weight.shape)
+        elif isinstance(layer, nn.ConvTranspose2d):
+            rows = octavo.quantize(matrix_of(layer.weight.detach(), layer.groups), FORMAT)
+            state[name] = weight_of(rows, layer.groups, layer.kernel_size)
         elif isinstance(layer, transformers.pytorch_utils.Conv1D):
             state[name] = octavo.quantize(layer.weight.detach(), FORMAT, axis=0)
         elif path.endswith(".experts"):  # [experts, out, in]

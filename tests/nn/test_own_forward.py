@@ -107,7 +107,7 @@ def test_packed_and_loaded_layers_compute_the_same(model, tmp_path):
 def test_a_layer_that_reads_its_weight_has_no_roles_of_activations(model):
     plan = octavo.Recipe.parse("int8 output=int8").plan(model)
     assert plan["reads"].output is None and plan["embed"].output is not None
-    with pytest.raises(octavo.FormatError, match="reads .Reads.*gives a format to its input, and there is none"):
+    with pytest.raises(octavo.FormatError, match=r"reads .Reads.*gives a format to its input, and there is none"):
         octavo.Recipe.parse("name:reads input=int8").plan(model)
     costs = {
         cost.path: cost.kernel
