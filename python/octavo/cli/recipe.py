@@ -26,7 +26,7 @@ def run(
 
     \b
     selector
-      (none)             every Linear, Conv1d, Conv2d, Embedding
+      (none)             every Linear, Embedding, convolution
       encoder.*.query    a glob: * stays between dots, ** crosses them
       type:Linear        a class, subclasses included
       name:encoder.0     a path, exactly

@@ -52,10 +52,10 @@ class _QuantConvTranspose(QuantLayer):
     kernel_size: tuple[int, ...]
     groups: int
 
-    def __init__(self, *args: Any, plan: LayerPlan = LayerPlan(), what: str = "", **kwargs: Any) -> None:  # noqa: B008
-        """Initialize as the float layer does. ``what`` names the layer in errors."""
+    def __init__(self, *args: Any, plan: LayerPlan = LayerPlan(), **kwargs: Any) -> None:  # noqa: B008
+        """Initialize as the float layer does."""
         super().__init__(*args, **kwargs)
-        self._add_quantizers(plan, what or type(self).__name__)
+        self._add_quantizers(plan, type(self).__name__)
 
     @property
     def is_integer(self) -> bool:
@@ -330,8 +330,8 @@ def _transposed(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None, outp
     find = cast("Callable[..., list[int]]", nn.ConvTranspose1d._output_padding)
     padding = find(layer, x, output_size, *sizes, flat, layer.dilation)
     convolve = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)[flat - 1]
-    found: Tensor = convolve(x, weight, bias, layer.stride, layer.padding, padding, layer.groups, layer.dilation)
-    return found
+    y: Tensor = convolve(x, weight, bias, layer.stride, layer.padding, padding, layer.groups, layer.dilation)
+    return y
 
 
 register(LayerKind(nn.ConvTranspose1d, QuantConvTranspose1d, PackedConvTranspose1d))

@@ -30,10 +30,10 @@ class QuantEmbeddingBag(QuantLayer, nn.EmbeddingBag):
     replaces = nn.EmbeddingBag
     quant_roles = ("weight", "output")
 
-    def __init__(self, *args: Any, plan: LayerPlan = LayerPlan(), what: str = "", **kwargs: Any) -> None:  # noqa: B008
-        """Initialize as ``nn.EmbeddingBag`` does. ``what`` names the layer in errors."""
+    def __init__(self, *args: Any, plan: LayerPlan = LayerPlan(), **kwargs: Any) -> None:  # noqa: B008
+        """Initialize as ``nn.EmbeddingBag`` does."""
         super().__init__(*args, **kwargs)
-        self._add_quantizers(plan, what or type(self).__name__)
+        self._add_quantizers(plan, type(self).__name__)
 
     @property
     def is_integer(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 from torch import nn
 
+from octavo.late_binding import late
 from octavo.nn.format_layer import FormatLayer
 from octavo.nn.joined_linear import JoinedLinear
 from octavo.nn.sum_linear import computes_as
@@ -34,12 +35,8 @@ class OwnForward:
 
     def cost(self, batch: int) -> tuple[str, int]:
         """Return the cost of the packed layer, which a forward that reads the weight itself decodes."""
-        from octavo.nn.packed_layer import PackedLayer  # it imports this module
-
-        packed = cast("Any", self)
-        if calls_layer(self.own):
-            return cast("Any", super()).cost(batch)
-        return PackedLayer.cost(packed, batch)
+        cost = cast("Any", super()).cost if calls_layer(self.own) else cast("Any", self).decode_cost
+        return cast("tuple[str, int]", cost(batch))
 
     @classmethod
     def stored_class(cls) -> str:
@@ -68,12 +65,12 @@ def keeps_forward(module: nn.Module) -> bool:
     Not where other layers stand in it, which have formats of their own, where its weight is no plain Parameter, as
     those of other packages for quantizing are, or where it has an attribute of a name that packed layers use.
     """
-    from octavo.nn.registry import kind_of  # it asks this module
-
     weight = module._parameters.get("weight")
     others = (other for child in module.children() for other in child.modules())
     names = {*vars(module), *module._buffers, *module._parameters, *module._modules}
-    return type(weight) is nn.Parameter and not names & _TAKEN and all(kind_of(other) is None for other in others)
+    return (
+        type(weight) is nn.Parameter and not names & _TAKEN and all(late("kind_of")(other) is None for other in others)
+    )
 
 
 def calls_layer(own: type[nn.Module]) -> bool:
@@ -108,22 +105,19 @@ def take_place(packed: nn.Module, layer: nn.Module, base: type[nn.Module]) -> No
         return
     ours = type(packed)
     packed.__class__ = class_of_both(own, ours, base)
-    held = vars(packed)
+    attributes = vars(packed)
     for name, value in vars(layer).items():
-        if name not in held and name not in ("weight", "bias"):
-            held[name] = copy.copy(value)
+        if name not in attributes and name not in ("weight", "bias"):
+            attributes[name] = copy.copy(value)
     for registry in ("_parameters", "_buffers", "_modules"):
         for name, value in vars(layer)[registry].items():
             ours_alone = name in ("weight", "bias") or name.startswith("weight_") or name.endswith("_quantizer")
-            if not ours_alone and name not in held[registry]:
-                held[registry][name] = value
-    held["_non_persistent_buffers_set"] = held["_non_persistent_buffers_set"] | layer._non_persistent_buffers_set
+            if not ours_alone and name not in attributes[registry]:
+                attributes[registry][name] = value
+    attributes["_non_persistent_buffers_set"] |= layer._non_persistent_buffers_set
 
 
 def _made(own: type[nn.Module], ours: type[nn.Module]) -> nn.Module:
     """Return a layer without content, to be unpickled or copied."""
-    from octavo.nn.registry import kind_of_class
-
-    kind = kind_of_class(own)
-    cls = class_of_both(own, ours, None if kind is None or isinstance(kind.float_class, str) else kind.float_class)
+    cls = class_of_both(own, ours, cast("Any", ours).replaces)
     return cls.__new__(cls)

@@ -369,6 +369,17 @@ class PackedLayer(WeightBuffers):
         Returns:
             The name, and bytes.
         """
+        return self.decode_cost(batch)
+
+    def decode_cost(self, batch: int) -> tuple[str, int]:
+        """Return the cost of a product that decodes the weight first.
+
+        Args:
+            batch: number of rows.
+
+        Returns:
+            The name, and bytes.
+        """
         weight = self.packed_weight
         return DECODE, weight.nbytes + 2 * weight.numel() * self.dtype.itemsize
 

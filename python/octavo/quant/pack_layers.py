@@ -103,15 +103,15 @@ def pack_layer(path: str, layer: QuantLayer) -> PackedLayer:
     kind = kind_of(layer)
     if kind is None or kind.packed is None:
         raise ModelError(f"{path}: a {type(layer).__name__} has no packed form; keep it in the recipe")
-    kept = isinstance(layer, OwnForward)  # whose packed form keeps what its forward may use
-    extra = next((name for name, part in layer.named_children() if _is_dropped(name, part, kept)), None)
+    keeps_parts = isinstance(layer, OwnForward)  # whose packed form keeps what its forward may use
+    extra = next((name for name, part in layer.named_children() if _is_dropped(name, part, keeps_parts)), None)
     if extra is not None:
         first = "octavo.prune.fold_model writes its zeros" if isinstance(getattr(layer, extra), Masks) else (
             "fuse and commit adapters first, or insert them after"
         )  # fmt: skip
         raise ModelError(f"{path}: packing would drop its submodule {extra!r}; {first}")
     own = sorted((layer._parameters.keys() - {"weight", "bias"}) | layer._buffers.keys())
-    if own and not kept:
+    if own and not keeps_parts:
         raise ModelError(
             f"{path}: packing would drop its tensors {', '.join(own)}; keep it in the recipe, or hold them in a module "
             "around it"
@@ -122,8 +122,8 @@ def pack_layer(path: str, layer: QuantLayer) -> PackedLayer:
         raise error if str(error).startswith(path) else type(error)(f"{path}: {error}") from None
 
 
-def _is_dropped(name: str, part: nn.Module, kept: bool) -> bool:
+def _is_dropped(name: str, part: nn.Module, keeps_parts: bool) -> bool:
     """Whether packing would drop a submodule of a layer: masks and adapters are no part of a packed one."""
     if name.endswith("_quantizer"):
         return False
-    return not kept or isinstance(part, Masks) or name == "adapter"
+    return not keeps_parts or isinstance(part, Masks) or name == "adapter"

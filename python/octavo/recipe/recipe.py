@@ -212,9 +212,10 @@ class Recipe:
     def plan(self, model: nn.Module) -> dict[str, LayerPlan]:
         """Return what each layer of a model gets.
 
-        Layers: Linear, Conv1d, Conv2d and Embedding, their subclasses, Conv1D of transformers (whose weight is
-        ``[in, out]``), and modules that declare ``quant_roles``. A rule gives formats to the layers it selects that
-        have the role. A parameter of several layers gets one decision: rules about one of them hold for all.
+        Layers: Linear, convolutions and transposed ones, Embedding, EmbeddingBag, their subclasses, Conv1D of
+        transformers (whose weight is ``[in, out]``), and modules that declare ``quant_roles``. A rule gives formats to
+        the layers it selects that have the role. A parameter of several layers gets one decision: rules about one of
+        them hold for all.
 
         Args:
             model: the model; it is not changed.

@@ -24,7 +24,8 @@ class Selector:
     ``kind`` ``type``: ``pattern`` is the name of a class, subclasses included. ``name``: a dotted path, exactly.
     ``glob``: ``*`` matches any characters but dots, ``**`` any at all (``a.**.b`` matches ``a.b``, too), ``?`` one
     character but a dot, ``[ab]`` and ``[!ab]`` one of a set. ``regex``: a regular expression that matches all of it.
-    ``kind`` None: the default selection, every Linear, Conv1d, Conv2d, Embedding and Conv1D of transformers.
+    ``kind`` None: the default selection, every Linear, Embedding, EmbeddingBag, convolution, transposed convolution
+    and Conv1D of transformers.
     ``pick`` ``first`` or ``last``: only that one of the layers selected, in the order of ``named_modules()``.
 
     A path or pattern is held against the path of the layer (``encoder.0.query``) and the full name of the tensor
