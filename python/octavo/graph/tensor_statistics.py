@@ -62,11 +62,16 @@ class Statistics:
         base = max(bits - _BINS // _PER_BINADE + 1, 0) * _PER_BINADE
         shift = base - self._base
         if shift > 0:
-            moved = torch.zeros_like(self._counts)
-            if shift < _BINS:
-                moved[:, : _BINS - shift] = self._counts[:, shift:]
-            moved[:, 0] += self._counts[:, : min(shift, _BINS)].sum(1)
-            self._counts, self._base = moved, base
+            self._counts, self._base = _moved(self._counts, shift), base
+
+    def join(self, other: Statistics) -> None:
+        """Add the elements that other statistics have seen."""
+        if not other.count:
+            return
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        self.count += other.count
+        self._make_room()
+        self._counts += _moved(other._counts, self._base - other._base)
 
     def histogram(self) -> tuple[Tensor, Tensor]:
         """Return values, float32 and ascending, and their counts, int64."""
@@ -102,3 +107,14 @@ class Statistics:
         """Return the count of zeros, including magnitudes below the histogram."""
         values, counts = self.histogram()
         return int(counts[values == 0].sum())
+
+
+def _moved(counts: Tensor, shift: int) -> Tensor:
+    """Return counts in a window that begins ``shift`` bins higher; those below it are in its lowest bin."""
+    if shift == 0:
+        return counts
+    moved = torch.zeros_like(counts)
+    if shift < _BINS:
+        moved[:, : _BINS - shift] = counts[:, shift:]
+    moved[:, 0] += counts[:, : min(shift, _BINS)].sum(1)
+    return moved

@@ -19,6 +19,7 @@ from octavo.quant.activation_scales import activation_scales, check_format
 from octavo.quant.algorithms.solve_in_order import solve_weights
 from octavo.quant.calibration import activation_quantizers, observe
 from octavo.quant.coverage_report import tell_coverage
+from octavo.quant.expert_ranges import share_ranges, warn_of_unreached
 from octavo.quant.replace_layers import Plan, Replacement, plan_of
 from octavo.quant.unused_layers import stop_watching, warn_of_shared, watch_first_pass
 from octavo.quant.weight_scales import weight_scales
@@ -258,9 +259,11 @@ def _calibrate(model: nn.Module, replacement: Replacement, batches: Batches | No
     """Fix the scales of everything that was replaced, and the weights that gptq and hqq are asked for."""
     layers = list(replacement.layers.values())
     wanted = [quantizer for top in layers for quantizer in activation_quantizers(top) if quantizer.wants_scales]
+    unreached: list[str] = []
     if wanted:
         assert batches is not None  # checked before any work
         statistics = observe(model, wanted, batches, show)
+        unreached += share_ranges(statistics)
         for quantizer, seen in statistics.items():
             quantizer.set_scales(*activation_scales(quantizer.spec, seen, quantizer.what))
             _learn(quantizer)
@@ -271,7 +274,8 @@ def _calibrate(model: nn.Module, replacement: Replacement, batches: Batches | No
         for layer in weighted:
             calibrate_weight(layer)
             advance()
-    solve_weights(model, [layer for layer in weighing if _method(layer) in _SOLVED], batches, show)
+    unreached += solve_weights(model, [layer for layer in weighing if _method(layer) in _SOLVED], batches, show)
+    warn_of_unreached(model, unreached)
 
 
 def calibrate_weight(layer: QuantLayer) -> None:

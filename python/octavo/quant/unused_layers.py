@@ -12,6 +12,7 @@ from torch import nn
 
 from octavo.errors import UnusedLayerWarning
 from octavo.nn import QuantLayer, direct_weight_access
+from octavo.nn.expert_families import expert_family
 from octavo.nn.format_layer import FormatLayer
 from octavo.nn.registry import format_layers
 from octavo.recipe import Rule
@@ -117,6 +118,9 @@ def _tell(model: nn.Module, layers: Mapping[str, nn.Module], called: set[int], r
         for path, layer in layers.items()
         if id(layer) not in called and id(layer) not in read and _weight(layer) not in users
     ]
+    # Tokens choose experts: one that was called tells that the others may be.
+    reached = {expert_family(path) for path, layer in layers.items() if id(layer) in called}
+    unused = [path for path in unused if (family := expert_family(path)) is None or family not in reached]
     partly = [
         path
         for path, layer in layers.items()

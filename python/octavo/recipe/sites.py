@@ -150,12 +150,18 @@ def model_sites(model: nn.Module, *, rewritten: bool = True) -> list[Site]:
 
 
 def _with_origins(sites: list[Site], stand_ins: Mapping[str, nn.Module]) -> list[Site]:
-    """Give parts of parameters the names of those: a rule that names one means every layer it is made of."""
+    """Give layers the names of the parameters that they are parts of: a rule that names one means all its layers."""
     whole: dict[str, str] = {}
     for path, module in stand_ins.items():
         for name, origin in late("made_from")(module).origins.items():
             whole |= {join(path, part): join(path, name) for part in origin.parts}
-    return [replace(site, part_of=(whole[site.path],)) if site.path in whole else site for site in sites]
+
+    def names(site: Site) -> tuple[str, ...]:
+        # Inputs and outputs go by the weight.
+        name = whole.get(site.path if site.name is not None else join(site.module, "weight"))
+        return () if name is None else (name,)
+
+    return [replace(site, part_of=names(site)) for site in sites]
 
 
 def _is_within(path: str, modules: Collection[str]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from octavo.data.batches import call_numbered, samples_of
 from octavo.errors import DTypeError, FormatError, ModelError
 from octavo.model_folder.stored_tensors import stored_state
+from octavo.nn.expert_families import expert_family
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.registry import kind_of
@@ -23,7 +23,6 @@ from octavo.recipe.sites import Site, model_sites
 from octavo.recipe.text import parse_selector
 from octavo.search.layer_sensitivity import INPUT, Group
 
-_EXPERT = re.compile(r"(^|\.)experts\.\d+(?=\.)")
 _MOST_NAMES = 4
 
 
@@ -78,7 +77,7 @@ def find_groups(
     together = _Union(site.module for site in free)
     _join(together, free, lambda site: id(site.tensor))
     _join(together, free, lambda site: reads.get(site.module))
-    _join(together, free, _expert)
+    _join(together, free, lambda site: expert_family(site.module))
     for text in share:
         chosen = [path for path in matching(sites, text, "share") if path in together]
         for path in chosen[1:]:
@@ -138,10 +137,6 @@ def _is_candidate(model: nn.Module, site: Site) -> bool:
         return False
     kind = kind_of(model.get_submodule(site.module))
     return kind is not None and kind.packed is not None
-
-
-def _expert(site: Site) -> str | None:
-    return _EXPERT.sub(r"\1experts.*", site.module) if _EXPERT.search(site.module) else None
 
 
 def _join(together: _Union, sites: Iterable[Site], key: Any) -> None:

@@ -14,20 +14,23 @@ from torch import Tensor, nn
 
 from octavo.data.batches import Batches, tensors_in
 from octavo.data.kept_trees import KeptTrees, can_keep, without_numbers
+from octavo.nn.expert_families import expert_family, experts_module
 from octavo.quant.calibration import call, hooked, replaced_forward
 
 Heard = TypeVar("Heard")
 
 
 class Stage(NamedTuple):
-    """Layers that got the same tensor when they first ran, in that order.
+    """Layers that got the same tensor when they first ran, in that order, or one matrix of all experts of a mixture.
 
-    ``once``: each ran once in every batch. ``alike``: and got the same numbers in every batch.
+    ``once``: each ran once in every batch, of experts their mixture. ``alike``: and got the same numbers in every
+    batch. ``mixture``: the module of the experts, of which a batch reaches some.
     """
 
     layers: list[nn.Module]
     once: bool
     alike: bool
+    mixture: nn.Module | None = None
 
 
 class _Reached(BaseException):  # past handlers of Exception in a model, which would go on
@@ -248,7 +251,13 @@ def _ends(stage: Stage, inputs_alone: bool) -> Iterator[set[nn.Module]]:
             raise _Reached
 
     handles = []
-    for layer in stage.layers if stage.once else ():
+    if stage.once and stage.mixture is not None:
+
+        def end(*_: Any) -> None:
+            raise _Reached
+
+        handles.append(stage.mixture.register_forward_hook(end))
+    for layer in stage.layers if stage.once and stage.mixture is None else ():
         register = layer.register_forward_pre_hook if inputs_alone else layer.register_forward_hook
         handles.append(register(count))
     try:
@@ -293,13 +302,17 @@ def _stages(
     """Return ``layers`` in the order they first run, together those that get the same tensor; and the blocks that run
     once in every batch, in their order; none if layers come in another order in another batch. Runs every batch.
 
-    Layers that do not run come last, in stages of their own.
+    Layers that do not run come last, in stages of their own; experts that do not run, in the stage of the others.
     """
     groups: list[list[nn.Module]] = []
+    families, mixtures = _experts(model, layers)
+    group_of: dict[str, int] = {}  # by family
+    first_of: dict[nn.Module, int] = {}  # the place of the first stage of a mixture: its experts come one by one
     once, alike = set(layers), set(layers)  # not alike: what got other numbers than its stage's layer before it
     calls: Counter[nn.Module] = Counter()
     # Apart from those of layers: torch.compile refuses a hook inside a compiled block that knows the block.
-    whole, starts = set(blocks), Counter[nn.Module]()
+    watched = blocks | set(mixtures.values())
+    whole, starts = set(watched), Counter[nn.Module]()
     before: tuple[nn.Module | None, Tensor | None, int] = None, None, 0
     started: dict[nn.Module, None] = {}
     place: dict[nn.Module, int] = {}
@@ -310,24 +323,34 @@ def _stages(
         calls[layer] += 1
         (last, tensor, version), before = before, (layer, arguments[0], _version(arguments[0]))
         together = tensor is arguments[0]
+        family = families.get(layer)
         if layer not in place:
-            if groups and groups[-1][-1] is last and together:
-                groups[-1].append(layer)
+            if family in group_of:
+                groups[group_of[family]].append(layer)
+                place[layer] = group_of[family]
             else:
-                groups.append([layer])
-            place[layer] = len(groups) - 1
+                if groups and groups[-1][-1] is last and together and family is None:
+                    groups[-1].append(layer)
+                else:
+                    groups.append([layer])
+                place[layer] = len(groups) - 1
+                if family is not None:
+                    group_of[family] = place[layer]
+                    first_of.setdefault(mixtures[layer], place[layer])
         group = groups[place[layer]]
         if group[0] is not layer and not (last in group and together and 0 <= version == before[2]):
             alike.discard(layer)
         if calls[layer] == 1:
-            in_order &= place[layer] >= furthest
-            furthest = max(furthest, place[layer])
+            rank = place[layer] if family is None else first_of[mixtures[layer]]
+            in_order &= rank >= furthest
+            furthest = max(furthest, rank)
 
     def start(block: nn.Module, _: tuple[Any, ...]) -> None:
         starts[block] += 1
-        started.setdefault(block)
+        if block in blocks:
+            started.setdefault(block)
 
-    with hooked(blocks, start), hooked(layers, note):
+    with hooked(watched, start), hooked(layers, note):
         for number, batch in enumerate(batches):
             calls.clear()
             starts.clear()
@@ -336,9 +359,38 @@ def _stages(
             once = {layer for layer in once if calls[layer] == 1}
             whole = {block for block in whole if starts[block] == 1}
     before = None, None, 0
-    ran = [Stage(together, once.issuperset(together), (once & alike).issuperset(together)) for together in groups]
+    for layer in layers:
+        if layer not in place and (family := families.get(layer)) in group_of:
+            groups[group_of[family]].append(layer)
+            place[layer] = group_of[family]
+    ran = [
+        Stage(together, once.issuperset(together), (once & alike).issuperset(together))
+        if together[0] not in families
+        else Stage(together, mixtures[together[0]] in whole, False, mixtures[together[0]])
+        for together in groups
+    ]
     stages = ran + [Stage([layer], False, False) for layer in layers if layer not in place]
     return stages, [block for block in started if block in whole] if in_order else []
+
+
+def _experts(model: nn.Module, layers: list[nn.Module]) -> tuple[dict[nn.Module, str], dict[nn.Module, nn.Module]]:
+    """Return the family of each of ``layers`` that is one of the experts of a mixture, and the module that calls it.
+
+    A list calls nothing; the module that holds it does.
+    """
+    wanted = set(layers)
+    families: dict[nn.Module, str] = {}
+    mixtures: dict[nn.Module, nn.Module] = {}
+    for path, layer in model.named_modules():
+        family, owner = expert_family(path), experts_module(path)
+        if layer not in wanted or family is None or owner is None:
+            continue
+        mixture = model.get_submodule(owner)
+        while isinstance(mixture, nn.ModuleList | nn.ModuleDict) and owner:
+            owner = owner.rpartition(".")[0]
+            mixture = model.get_submodule(owner)
+        families[layer], mixtures[layer] = family, mixture
+    return families, mixtures
 
 
 def _version(tensor: Any) -> int:
