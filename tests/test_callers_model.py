@@ -156,7 +156,7 @@ def latency(model):
 
 
 def compressed(model, **options):
-    return octavo.compress_model(model, 9.0, data=data(), formats=FORMATS, progress=False, **options)
+    return octavo.compress_model(model, 26.0, data=data(), formats=FORMATS, progress=False, **options)
 
 
 def every_way(model, **options):

@@ -74,7 +74,7 @@ def timed(text, at):
 def compressed(text, at):
     (at / NAME).write_text(text)
     octavo.compress_model(
-        m.net(), 9.0, data=m.batches(), formats=("int8", "int4"), fast=True, journal=at, progress=False
+        m.net(), 20.0, data=m.batches(), formats=("int8", "int4"), fast=True, journal=at, progress=False
     )
 
 

@@ -77,7 +77,7 @@ def test_classifiers_language_models_and_functions_are_compressed_by_their_own_q
     decoder = shutil.copytree(tiny_bert, tmp_path / "decoder")
     config = transformers.GPT2Config(vocab_size=64, n_positions=64, n_embd=32, n_layer=1, n_head=2)
     transformers.GPT2LMHeadModel(config).save_pretrained(decoder)
-    args = ("--formats", "mxint8,int4:g32", "--budget", "8.8", "--fast", "--train", "--train-steps", "2")
+    args = ("--formats", "mxint8,int4:g32", "--budget", "14", "--fast", "--train", "--train-steps", "2")
     for folder, data, metric, goal in (
         (classifier, labelled, "accuracy", "accuracy on labelled texts"),
         (decoder, plain, "perplexity", "perplexity, windows of 64 tokens"),

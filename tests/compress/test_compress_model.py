@@ -29,6 +29,8 @@ from octavo.report.value_texts import verdict_sentence
 from torch import nn
 
 FORMATS = ("mxint8", "int4:g32", "nf4", "int2:g32")
+# Bits of a parameter of so small a network: two of them are the header of the file.
+BUDGET = 7.0
 
 
 class Net(nn.Module):
@@ -54,7 +56,7 @@ def data(count=6):
     return [torch.randn(8, 32, generator=generator) for _ in range(count)]
 
 
-def compressed(model=None, budget=4.9, **options):
+def compressed(model=None, budget=BUDGET, **options):
     options = {"data": data(), "formats": FORMATS, "progress": False, **options}
     return octavo.compress_model(model or Net(), budget, **options)
 
@@ -69,18 +71,19 @@ def chosen(found):
     return {name: layer.format for name, layer in found.model.named_modules() if hasattr(layer, "packed_weight")}
 
 
-def test_the_budget_is_kept_in_bytes_of_all_tensors(result, tmp_path):
+def test_the_budget_is_kept_in_bytes_of_the_file(result, tmp_path):
     model = Net()
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    bits = 8 * stored_bytes(result.model) / parameters
-    assert bits <= 4.9
+    result.save(tmp_path / "small")
+    size = (tmp_path / "small" / "model.octavo.safetensors").stat().st_size
+    bits = 8 * size / parameters
+    assert bits <= BUDGET and size > stored_bytes(result.model)
     costs = {row["key"]: row for row in result.report["costs"]}
     assert costs["bits_all"]["after"]["value"] == bits
     assert result.report["verdict"]["met"] and result.report["verdict"]["reached"] == bits
-    result.save(tmp_path / "small")
     loaded = octavo.load_model(tmp_path / "small", Net)
     assert torch.equal(loaded(data()[0]), result.model(data()[0]))
-    assert costs["file_bytes"]["after"]["value"] == (tmp_path / "small" / "model.octavo.safetensors").stat().st_size
+    assert costs["file_bytes"]["after"]["value"] == size
     assert read_report(tmp_path / "small")["metrics"] == json.loads(json.dumps(result.report["metrics"]))
     assert "<html" in (tmp_path / "small" / "report.html").read_text()
     with pytest.raises(FileExistsError):
@@ -171,7 +174,7 @@ def test_the_fast_form_measures_less(result):
         ({"budget": -3}, ConfigError, "accepted are numbers above 0"),
         ({"budget": 4, "nbytes": 100}, ConfigError, "one goal"),
         ({"budget": None, "nbytes": 100}, ConfigError, "no format fits"),
-        ({"budget": 32}, ConfigError, "fits 32 bits as it is: it takes 32.00 bits a parameter"),
+        ({"budget": 33}, ConfigError, "fits 33 bits as it is: its file takes 32.96 bits a parameter"),
         ({"formats": ("int44",)}, FormatError, "int44"),
         ({"formats": ()}, ConfigError, "no format"),
         ({"recipe": "name:nothing int4:g32"}, FormatError, "matches no layer"),
@@ -242,7 +245,7 @@ print(found.recipe, found.found.chosen.quality.value)
 def trained(**options):
     """A run whose 60 updates are the longest part of it."""
     options = {"recipe": "int2:g32", "train": True, "train_steps": 60, **options}
-    return compressed(budget=9, **options)
+    return compressed(budget=11, **options)
 
 
 def state_of(found):
@@ -329,9 +332,9 @@ def test_embeddings_have_the_formats_that_a_solver_is_given_without_it():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
     texts = [torch.randint(0, 64, (8, 5), generator=torch.Generator().manual_seed(i)) for i in range(6)]
-    found = octavo.compress_model(model, 5.3, data=texts, formats=("int3:g32@gptq", "mxint8"), progress=False)
+    found = octavo.compress_model(model, 8.2, data=texts, formats=("int3:g32@gptq", "mxint8"), progress=False)
     formats = chosen(found)
-    assert str(formats["0"]) == "int3:g32" and found.report["verdict"]["reached"] <= 5.3
+    assert str(formats["0"]) == "int3:g32" and found.report["verdict"]["reached"] <= 8.2
 
 
 # --- models that are not as simple --------------------------------------------------------------------------------------
@@ -350,7 +353,7 @@ def quality(model):
 def test_a_model_in_training_mode_stays_as_it_was(fast):
     model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Linear(32, 5)).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    octavo.compress_model(model, 16, data=some_data(), fast=fast, progress=False)
+    octavo.compress_model(model, 30, data=some_data(), fast=fast, progress=False)
     assert model.training and all(torch.equal(model.state_dict()[name], was) for name, was in before.items())
 
 
@@ -366,7 +369,7 @@ class Spare(nn.Module):
 
 
 def test_layers_that_no_pass_calls_get_no_solver_that_needs_inputs():
-    done = octavo.compress_model(Spare().eval(), 8, data=some_data(), progress=False)
+    done = octavo.compress_model(Spare().eval(), 30, data=some_data(), progress=False)
     assert done.report["verdict"]["met"]
 
 
@@ -384,11 +387,11 @@ def test_a_journal_knows_the_code_of_a_model_and_of_a_function(tmp_path):
     def left(function, evaluate=None):
         model = Activated(function).eval()
         made = octavo.compress_model(
-            model, 8, data=some_data(), evaluate=evaluate, progress=False, journal=tmp_path / "j"
+            model, 24, data=some_data(), evaluate=evaluate, progress=False, journal=tmp_path / "j"
         )
         return made.report["metrics"][0]["after"]["value"]
 
-    alone = octavo.compress_model(Activated(torch.sin).eval(), 8, data=some_data(), progress=False)
+    alone = octavo.compress_model(Activated(torch.sin).eval(), 24, data=some_data(), progress=False)
     assert left(torch.relu) != left(torch.sin) == alone.report["metrics"][0]["after"]["value"]
     assert left(torch.relu, functools.partial(_told, value=1.0)) == 1.0
     assert left(torch.relu, functools.partial(_told, value=0.25)) == 0.25
@@ -408,7 +411,7 @@ def test_what_is_not_finite_is_named(where):
         with torch.no_grad():
             model.first.weight[0, 0] = float("inf")
     with pytest.raises(NonFiniteError, match=f"batch {3 if where == 'data' else 0}: the float model's output"):
-        octavo.compress_model(model, 8, data=data, evaluate=quality, progress=False)
+        octavo.compress_model(model, 24, data=data, evaluate=quality, progress=False)
 
 
 @pytest.mark.parametrize("exclude", ["first", "**"])
@@ -426,7 +429,7 @@ def test_a_goal_that_excluded_layers_do_not_reach_is_refused_before_work(exclude
 
 
 def test_a_report_says_that_the_only_sample_calibrates_and_measures():
-    done = octavo.compress_model(Activated(torch.relu).eval(), 8, data=[some_data(1)[0][:1]], progress=False)
+    done = octavo.compress_model(Activated(torch.relu).eval(), 24, data=[some_data(1)[0][:1]], progress=False)
     assert "the sample that calibrates" in {part["split"]: part["source"] for part in done.report["data"]}["validation"]
 
 
@@ -466,7 +469,7 @@ def test_a_weight_that_another_holder_keeps_is_priced_as_it_is_packed():
 # --- the report -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("goal", [{"budget": 4.9}, {"budget": None, "max_loss": 0.01}], ids=str)
+@pytest.mark.parametrize("goal", [{"budget": BUDGET}, {"budget": None, "max_loss": 0.01}], ids=str)
 def test_what_was_not_chosen_has_a_true_reason_and_all_its_values(goal):
     """Over the budget, over the bound, or worse: recomputed from the values beside it."""
     found = compressed(**goal)
@@ -477,7 +480,7 @@ def test_what_was_not_chosen_has_a_true_reason_and_all_its_values(goal):
     for trial, row in zip(trials, rows, strict=True):
         assert row["bits"] == pytest.approx(8 * row["bytes"] / report["model"]["parameters"])
         if "over the budget" in row["why"]:
-            assert row["bits"] > 4.9
+            assert row["bits"] > BUDGET
         elif "loses more than the bound" in row["why"]:
             assert trial.quality.loss - before.loss > 0.01
         elif "bytes more" in row["why"]:

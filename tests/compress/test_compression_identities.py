@@ -64,7 +64,7 @@ def before(folder, data, journal, stop=None):
             raise Stopped
 
     job = text_job(str(folder), data)
-    options = Options(Goal(bits=9), formats=("mxint8",), fast=True, journal=journal)
+    options = Options(Goal(bits=14), formats=("mxint8",), fast=True, journal=journal)
     found = run_job(job, options, tell=tell)
     return found.found.before.value
 

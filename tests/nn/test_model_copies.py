@@ -126,7 +126,7 @@ def test_models_that_hold_locks_are_quantized_measured_and_compressed():
     model, data = Holding(), [torch.randn(4, 4) for _ in range(3)]
     octavo.quantize_model(model, "int8@mse input=int8@mse", calibration=data, progress=False)
     octavo.search.measure_sensitivity(model, data, ["int8"], progress=False)
-    found = octavo.compress_model(model, 30.0, data=data, formats=["int8"], progress=False)
+    found = octavo.compress_model(model, max_loss=9.0, data=data, formats=["int8"], progress=False)
     assert found.model(data[0]).shape == (4, 4)
 
 

@@ -165,6 +165,6 @@ def test_a_compression_is_chosen_among_models_that_were_measured_within_the_boun
 
 def test_a_bound_that_is_missed_is_told(batches, monkeypatch):
     monkeypatch.setattr(trial_bench, "latencies", lambda models, batch: {"": {"value": 9.0}})
-    found = compressed(batches, budget=5.0, latency=1.0)
+    found = compressed(batches, budget=6.0, latency=1.0)
     verdict = found.report["verdict"]
     assert not verdict["met"] and verdict["unit"] == "s" and verdict["reached"] == 9.0

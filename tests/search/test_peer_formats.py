@@ -121,7 +121,7 @@ def test_peers_are_next_to_the_bytes_that_are_asked_for():
 def test_a_compression_shows_peers_beside_its_own():
     batches = [torch.randn(8, 64, generator=torch.Generator().manual_seed(place)) for place in range(6)]
     found = octavo.compress_model(
-        net(), 6, data=batches, formats=["mxint8", "int4:g32"], peers=peers(["ggml"])[0], progress=False
+        net(), 7.2, data=batches, formats=["mxint8", "int4:g32"], peers=peers(["ggml"])[0], progress=False
     )
     row = next(row for row in found.report["metrics"] if row["split"] == "validation")
     assert [label.partition(",")[0] for label in row["others"] if label.startswith("ggml")]

@@ -20,7 +20,7 @@ from octavo.compress.trial_bench import Bench, Tell
 from octavo.data.batches import Batches, call_numbered, samples_of
 from octavo.display.progress import Report
 from octavo.errors import ConfigError
-from octavo.model_folder.save_load import fill_folder
+from octavo.model_folder.save_load import file_bytes, fill_folder
 from octavo.model_folder.weight_files import PACKED_NAME
 from octavo.nn.meta_tensors import refuse_meta
 from octavo.nn.model_copies import shared_copy
@@ -124,13 +124,13 @@ def compress_model(
 
     Args:
         model: a float model.
-        budget: bits for each parameter, embeddings, norms and biases included; default: 4.5.
+        budget: bits for each parameter of the model in the file of weights, its header included; default: 4.5.
         data: calibration batches, as :func:`octavo.quantize_model` takes them.
         evaluate: function of a model that returns its quality, a result of :func:`octavo.evaluate` or a number of which
             more is better. It chooses, so give it validation data. Default: agreement with ``model`` on a part of
             ``data`` that nothing is calibrated on.
         test: like ``evaluate``, on data of its own; called twice, at the end.
-        nbytes: bytes of the file of weights.
+        nbytes: most bytes of the file of weights. The file is never larger, nor than ``budget`` allows.
         max_loss: largest loss of quality; 0.01 of an accuracy is a point; of a KL or the logarithm of a perplexity,
             nats.
         latency: seconds that a call may take on this machine.
@@ -160,7 +160,7 @@ def compress_model(
         ModelError: for tensors on the meta device.
 
     Example:
-        >>> model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).eval()
+        >>> model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)).eval()
         >>> batches = [torch.randn(16, 64) for _ in range(3)]
         >>> result = octavo.compress_model(model, 6, data=batches, formats=["mxint8", "mxint4"], fast=True)
         >>> [str(layer.format) for layer in (result.model[0], result.model[2])]  # result.recipe says it as a recipe
@@ -217,6 +217,7 @@ def job_of(
         write=write_model,
         identity={**known.digests},
         unknown=known.unknown,
+        sized=file_bytes,
         training=lambda steps: _training(model, batches, loss, steps),
         data=_facts(batches, held, evaluate is not None, test is not None),
         samples=samples,
@@ -235,8 +236,9 @@ def run_job(job: Job, options: Options, *, tell: Tell, command: str | None = Non
     if options.train and job.training is None:
         raise ConfigError(f"{job.name}: there is nothing to train it on; leave the training out")
     training = job.training(options.train_steps) if options.train and job.training is not None else None
+    sizes = None
     if options.recipe is None:
-        check_budget(job, options, formats)
+        sizes = check_budget(job, options, formats)
     else:
         options.recipe.plan(job.model)
     with ExitStack() as stack:
@@ -246,7 +248,7 @@ def run_job(job: Job, options: Options, *, tell: Tell, command: str | None = Non
         folder.mkdir(parents=True, exist_ok=True)
         journal = stack.enter_context(Journal(folder))
         bench = Bench(job, options.goal, journal, tell, options.workers)
-        evidence = Flow(bench, options, formats, training).run()
+        evidence = Flow(bench, options, formats, sizes, training).run()
         tell("packing the chosen model", 0.94)
         packed = bench.built(evidence.chosen)
         size, tested, changed = _final(job, packed, tell, stack)

@@ -230,7 +230,7 @@ def _predicted(search: Search | None, trial: Trial) -> str:
 def _front(evidence: Evidence, search: Search) -> dict[str, Any]:
     parameters = search.sensitivity.parameters
     points: list[dict[str, Any]] = []
-    known = {trial.nbytes for trial in evidence.trials if trial.series == "front"}
+    known = {trial.point.nbytes for trial in evidence.trials if trial.series == "front" and trial.point is not None}
     for point in search.front.spread(24):
         if point.nbytes not in known:
             points.append(

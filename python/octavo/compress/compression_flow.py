@@ -13,6 +13,7 @@ from typing import Any
 
 from octavo.compress.compression_options import Options
 from octavo.compress.compression_trials import Candidate, Evidence, Refusal, Search, StepClock, Trial
+from octavo.compress.file_sizes import FileSizes
 from octavo.compress.trial_bench import Bench
 from octavo.compress.trial_choice import Choice
 from octavo.errors import ConfigError
@@ -49,9 +50,18 @@ class Flow:
     """The steps of one compression; each returns what it measured."""
 
     def __init__(
-        self, bench: Bench, options: Options, formats: tuple[str, ...], training: Training | None = None
+        self,
+        bench: Bench,
+        options: Options,
+        formats: tuple[str, ...],
+        sizes: FileSizes | None,
+        training: Training | None = None,
     ) -> None:
-        """Take the parts. ``formats``: canonical candidates of every layer. ``training``: None: nothing is trained."""
+        """Take the parts. ``formats``: canonical candidates of every layer. ``training``: None: nothing is trained.
+
+        ``sizes``: of the files that a search may write; None where a recipe is given.
+        """
+        self.sizes = sizes
         self.bench, self.options, self.formats, self.training = bench, options, formats, training
         self.job, self.goal, self.tell, self.clock = bench.job, options.goal, bench.tell, StepClock()
 
@@ -74,7 +84,7 @@ class Flow:
         if self.options.peers:
             with self.clock.step("peers"):
                 sensitivity = None if search is None else search.sensitivity
-                peers = self.bench.peers(self.options.peers, chosen.nbytes, sensitivity)
+                peers = self.bench.peers(self.options.peers, chosen, sensitivity)
         return Evidence(
             before=before,
             trials=tuple(trials),
@@ -138,7 +148,9 @@ class Flow:
             subject=identity(self.job.identity),
             progress=progress,
         )
-        return replace(measured, fixed_nbytes=measured.fixed_nbytes - self.job.saved)
+        assert self.sizes is not None  # a search has them
+        nbytes, fixed = self.sizes.of(measured)
+        return replace(measured, nbytes=nbytes, fixed_nbytes=fixed)
 
     def _bound(self, seconds: float, sensitivity: Sensitivity) -> LatencyBound:
         self.tell("measuring latencies of layers", 0.54)
@@ -152,7 +164,8 @@ class Flow:
         """Return the points that are evaluated: that of the budget, those around it, and some over the front."""
         if self.goal.max_loss is not None:
             return list(front.spread(VERIFIED + 2))
-        chosen = front.at(nbytes=self.goal.most_bytes(parameters))
+        assert self.sizes is not None  # a search has them
+        chosen = self.sizes.point(front, self.goal.most_bytes(parameters))
         if self.options.fast:
             return [chosen]
         least, bound = float(front.bits.min()), chosen.bits
@@ -167,7 +180,7 @@ class Flow:
         """Return points of a front that were not evaluated, where it has some of at most ``nbytes``."""
         if front.nbytes.min() > nbytes:
             return []
-        known = {trial.nbytes for trial in _trials(outcomes)}
+        known = {trial.point.nbytes for trial in _trials(outcomes) if trial.point is not None}
         return [point for point in (front.at(nbytes=nbytes), *front.spread(2)) if point.nbytes not in known]
 
     def _uniform(self, sensitivity: Sensitivity) -> list[Candidate]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from octavo.compress.compression_options import Options
+from octavo.compress.file_sizes import FileSizes
 from octavo.data.batches import Batches
-from octavo.errors import ConfigError, ModelError, OctavoError
+from octavo.errors import ConfigError, ModelError
 from octavo.model_folder.stored_tensors import stored_state
 from octavo.nn import QuantLayer
 from octavo.prune import fold_model, prune_model
@@ -22,12 +22,11 @@ from octavo.quant.algorithms.bias import correct_bias_model
 from octavo.quant.apply_recipe import quantize_model
 from octavo.quant.pack_layers import pack_model
 from octavo.recipe import Recipe
-from octavo.recipe.rule import Rule
-from octavo.recipe.sites import Site, model_sites
-from octavo.recipe.spec import Spec
+from octavo.recipe.sites import model_sites
 from octavo.search.fingerprints import identity_of
 from octavo.search.layer_groups import candidates, matching
 from octavo.search.short_training import Training
+from octavo.storage import folders
 from octavo.train.measurement import Measurement
 
 #: Candidates of the search where none are given, from 8 bits to 2, scales included.
@@ -69,6 +68,7 @@ class Job:
     the report shows some whose answer changed. ``measures``: what the quality is, for people. ``write``: writes a
     packed model into a folder that is there and empty, and returns the file with its weights. ``read``: reads the model
     of such a folder, which is then tested; None: the model that was written is.
+    ``sized``: the bytes of that file, without writing it; None: it is written to know them.
     ``identity``: plain values that tell this model, data and evaluation from others, for the journal; ``unknown``: what
     of them has no identity, as :class:`octavo.search.fingerprints.Identity` says it. ``file_bytes``: of the float
     model's file.
@@ -101,16 +101,19 @@ class Job:
     training: Callable[[int | None], Training] | None = None
     formats: tuple[str, ...] = FORMATS
     unknown: tuple[str, ...] = ()
+    sized: Callable[[nn.Module], int] | None = None
 
-    @property
-    def saved(self) -> int:
-        """Bytes that vectors in half precision save."""
+    def size(self, model: nn.Module) -> int:
+        """Return the bytes of the file of weights that ``write`` makes of a model, header included."""
+        if self.sized is not None:
+            return self.sized(model)
+        with folders.scratch() as folder:
+            return self.write(model, folder).stat().st_size
+
+    def tensor_bytes(self, model: nn.Module) -> int:
+        """Return the bytes of a model's tensors as ``write`` stores them: those of the file without its header."""
         vectors = [parameter for parameter in self.model.parameters() if parameter.ndim < 2]
-        return sum(parameter.nbytes // 2 for parameter in vectors) if self.half_vectors else 0
-
-    def size(self, packed: nn.Module) -> int:
-        """Return the bytes of a packed model's tensors as ``write`` stores them."""
-        return stored_bytes(packed) - self.saved
+        return stored_bytes(model) - sum(vector.nbytes // 2 for vector in vectors if self.half_vectors)
 
     def quantized(self, recipe: Recipe, *, corrected: bool = False) -> nn.Module:
         """Return the quantized model of a recipe; ``corrected``: with biases corrected for what layers lose."""
@@ -144,30 +147,11 @@ def stored_bytes(model: nn.Module) -> int:
     return sum(int(value.nbytes) for value in values.values())
 
 
-def least_bytes(model: nn.Module, formats: Sequence[str], exclude: Sequence[str] = ()) -> int:
-    """Return the bytes of a model whose every layer has the smallest of some formats, from shapes alone.
+def check_budget(job: Job, options: Options, formats: Sequence[str]) -> FileSizes:
+    """Refuse a budget below the smallest file or of the whole model, by shapes, and a latency of no forward pass.
 
-    ``exclude``: selectors of layers that stay as they are. Raises ModelError for one that selects nothing.
-    """
-    specs = [Rule(weight=text).gives[0][1] for text in formats]
-    seen: set[int] = set()
-    total = 0
-    sites = model_sites(model)
-    stays = {path for text in exclude for path in matching(candidates(model, sites), text, "exclude")}
-    kept = {id(site.tensor) for site in sites if site.module in stays or site.problem is not None}
-    for site in sites:
-        if site.tensor is None or id(site.tensor) in seen or id(site.tensor) in kept:
-            continue
-        seen.add(id(site.tensor))
-        total += _least(site, [spec for spec in specs if spec is not None])
-    known = {id(value): value.nbytes for value in model.state_dict(keep_vars=True).values()}
-    return total + sum(nbytes for key, nbytes in known.items() if key not in seen)
-
-
-def check_budget(job: Job, options: Options, formats: Sequence[str]) -> None:
-    """Refuse a budget below the smallest format or of the whole model, by shapes, and a latency of no forward pass.
-
-    Raises ConfigError, ModelError for a model without parameters.
+    Returns the sizes of the files that a search may write. Raises ConfigError, ModelError for a model without
+    parameters or layers, CalibrationError for a batch that it cannot take.
     """
     goal = options.goal
     if goal.latency is not None and job.costs is not None:
@@ -178,24 +162,32 @@ def check_budget(job: Job, options: Options, formats: Sequence[str]) -> None:
     parameters = sum(parameter.numel() for parameter in job.model.parameters())
     if not parameters:
         raise ModelError(f"{job.name} has no parameters: there is nothing to compress")
-    least, most = least_bytes(job.model, formats, options.exclude) - job.saved, goal.most_bytes(parameters)
-    if least > most:
-        raise ConfigError(
-            f"no format fits {goal.limit:g} {goal.unit}: the smallest of {', '.join(formats)} takes "
-            f"{8 * least / parameters:.2f} bits a parameter, {least:,} bytes; give more, or smaller formats"
-        )
-    whole = job.size(job.model)
+    whole, most = job.size(job.model), goal.most_bytes(parameters)
     if whole <= most < math.inf and goal.latency is None:
         raise ConfigError(
-            f"{job.name} fits {goal.limit:g} {goal.unit} as it is: it takes {8 * whole / parameters:.2f} bits a "
+            f"{job.name} fits {goal.limit:g} {goal.unit} as it is: its file takes {8 * whole / parameters:.2f} bits a "
             f"parameter, {whole:,} bytes, and nothing is to be compressed; give less"
         )
+    if whole > most and _is_excluded(job.model, options.exclude):
+        raise ConfigError(
+            f"no format fits {goal.limit:g} {goal.unit}: every layer is excluded, and the file takes "
+            f"{8 * whole / parameters:.2f} bits a parameter, {whole:,} bytes; give more, or exclude less"
+        )
+    sizes = FileSizes(job, formats, options.share, options.exclude)
+    choice = sizes.least()
+    least = sizes.exact(choice) if most < math.inf else 0
+    if least > most:
+        tensors = sizes.tensor_bytes(choice)
+        raise ConfigError(
+            f"no format fits {goal.limit:g} {goal.unit}: the smallest file in {', '.join(formats)} and float takes "
+            f"{8 * least / parameters:.2f} bits a parameter, {least:,} bytes, {least - tensors:,} of them the header; "
+            "give more, or smaller formats"
+        )
+    return sizes
 
 
-def _least(site: Site, specs: Sequence[Spec]) -> int:
-    sizes = [site.nbytes(None)]
-    if site.role == "weight" and site.problem is None and not site.needs_name and site.is_default:
-        for spec in specs:
-            with suppress(OctavoError):  # a group that the rows do not hold
-                sizes.append(site.nbytes(spec.format))
-    return min(sizes)
+def _is_excluded(model: nn.Module, exclude: Sequence[str]) -> bool:
+    """Whether selectors of ``exclude`` leave no layer to choose a format for. Raises ModelError for one of nothing."""
+    sites = candidates(model, model_sites(model))
+    stays = {path for text in exclude for path in matching(sites, text, "exclude")}
+    return bool(sites) and all(site.module in stays for site in sites)

@@ -39,10 +39,12 @@ class Candidate:
 class Trial(Candidate):
     """A candidate that was built and evaluated.
 
-    ``seconds``: of a call on the samples of the goal's latency; None without such a goal.
+    ``nbytes``: of the file of weights, header included; ``tensor_bytes``: of its tensors. ``seconds``: of a call on the
+    samples of the goal's latency; None without such a goal.
     """
 
     nbytes: int
+    tensor_bytes: int
     quality: Measurement
     seconds: float | None = None
 

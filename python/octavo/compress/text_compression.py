@@ -34,7 +34,7 @@ from octavo.data.labelled import Sentences
 from octavo.data.labelled_files import is_json_lines, read_text_file
 from octavo.errors import DataError, ModelError, SettingError
 from octavo.model_folder.pack_folder import write_folder
-from octavo.model_folder.save_load import load_model
+from octavo.model_folder.save_load import file_bytes, load_model
 from octavo.model_folder.weight_files import Checkpoint, layers_of
 from octavo.search.fingerprints import identity_of
 from octavo.search.short_training import BatchTask, Loss, Training, distillation, short_config
@@ -126,6 +126,7 @@ def text_job(given: str, data: Path | None = None, test: Path | None = None, rea
         return Training(BatchTask(batches, loss), config, told, {**known.digests}, known.unknown)
 
     known = identity_of(model=opened.model, data=calibration, evaluate=quality)
+    metadata = source.metadata()
 
     return Job(
         name=given,
@@ -140,6 +141,7 @@ def text_job(given: str, data: Path | None = None, test: Path | None = None, rea
         read=read,
         identity={**known.digests},
         unknown=known.unknown,
+        sized=lambda model: file_bytes(model, metadata),
         file_bytes=source.nbytes,
         data=facts,
         samples=reading.calibrated,

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from octavo.compress.compression_job import Job, packed_model
+from octavo.compress.compression_job import Job, packed_model, stored_bytes
 from octavo.compress.compression_options import Goal
 from octavo.compress.compression_trials import Candidate, PeerTrial, Refusal, Trial
 from octavo.errors import OctavoError
@@ -85,22 +85,23 @@ class Bench:
             return packed_model(self.job.quantized(candidate.recipe, corrected=candidate.corrected))
         return packed_model(self._trained(candidate.start, candidate.training))
 
-    def peers(self, peers: Sequence[Peer], nbytes: int, sensitivity: Sensitivity | None) -> list[PeerTrial]:
-        """Evaluate the formats of other libraries whose bytes are next to ``nbytes``."""
+    def peers(self, peers: Sequence[Peer], chosen: Trial, sensitivity: Sensitivity | None) -> list[PeerTrial]:
+        """Evaluate the formats of other libraries whose bytes are next to those of a trial, with a header as large."""
         tensors = weights_of(self.job.model, sensitivity)
         trials = []
 
         def quality_of(peer: Peer) -> Measurement:
             return self.job.evaluate(peer_model(self.job.model, peer, tensors))
 
-        for peer, size in nearest(self.job.model, peers, nbytes + self.job.saved, tensors):
+        saved = stored_bytes(self.job.model) - self.job.tensor_bytes(self.job.model)
+        for peer, size in nearest(self.job.model, peers, chosen.tensor_bytes + saved, tensors):
             self.tell(f"evaluating {peer.label}", 0.93)
             settings = {
                 **self.job.identity, "what": "peer", "peer": peer.label, "tensors": tensors,
                 **identity_of(how=peer).digests,
             }  # fmt: skip
             quality = self._quality(settings, partial(quality_of, peer))
-            trials.append(PeerTrial(peer.label, size - self.job.saved, quality))
+            trials.append(PeerTrial(peer.label, size - saved + chosen.nbytes - chosen.tensor_bytes, quality))
         return trials
 
     # --- the journal ------------------------------------------------------------------------------------------------
@@ -120,7 +121,7 @@ class Bench:
 
     def _settings(self, candidate: Candidate) -> dict[str, Any]:
         """Return what tells a candidate from others."""
-        settings = {**self.job.identity, "what": "trial", "recipe": str(candidate.recipe)}
+        settings = {**self.job.identity, "what": "trial", "sized": "file", "recipe": str(candidate.recipe)}
         if candidate.corrected:
             settings["corrected"] = True
         if candidate.training is not None:
@@ -132,6 +133,7 @@ class Bench:
     def _row(self, packed: nn.Module) -> dict[str, Any]:
         """Return what a packed model measures."""
         row = {**self.job.evaluate(packed).stored(), "nbytes": self.job.size(packed)}
+        row["tensor_bytes"] = self.job.tensor_bytes(packed)
         if self.goal.latency is not None:
             row["seconds"] = latencies({"": packed}, self.samples)[""]["value"]
         return row
@@ -139,9 +141,13 @@ class Bench:
     def _trial(self, candidate: Candidate, record: Mapping[str, Any]) -> Trial:
         with self.journal.decoding():
             row = dict(record["row"])
-            nbytes, seconds = int(row.pop("nbytes")), row.pop("seconds", None)
+            nbytes, tensor_bytes = int(row.pop("nbytes")), int(row.pop("tensor_bytes"))
+            seconds = row.pop("seconds", None)
             seconds = None if seconds is None else float(seconds)
-            return Trial(**vars(candidate), nbytes=nbytes, seconds=seconds, quality=Measurement.restored(row))
+            return Trial(
+                **vars(candidate), nbytes=nbytes, tensor_bytes=tensor_bytes, seconds=seconds,
+                quality=Measurement.restored(row),
+            )  # fmt: skip
 
     def _trained(self, start: Trial, training: Training) -> nn.Module:
         """Return the trained model of a trial, quantized; a run that was stopped goes on."""

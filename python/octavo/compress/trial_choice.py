@@ -28,7 +28,7 @@ class Choice:
             return False
         if goal.max_loss is not None:
             return trial.quality.loss - self.before.loss <= goal.max_loss
-        return trial.nbytes <= goal.most_bytes(self.parameters) + 1e-6
+        return trial.nbytes <= goal.most_bytes(self.parameters)
 
     def best(self, trials: Sequence[Trial]) -> Trial:
         """Return the trial that reaches the goal best; ties go to fewer bytes, then to the recipe's text."""
@@ -37,8 +37,10 @@ class Choice:
             return min(fitting, key=lambda trial: (trial.quality.loss, trial.nbytes, str(trial.recipe)))
         if fitting:
             return min(fitting, key=lambda trial: (trial.nbytes, trial.quality.loss, str(trial.recipe)))
-        # Nothing keeps the bound: the model of least loss says how near it comes.
-        return min(trials, key=lambda trial: (trial.quality.loss, trial.nbytes, str(trial.recipe)))
+        # Nothing keeps the bound of loss or latency: the model of least loss says how near it comes, within the bytes.
+        most = self.goal.most_bytes(self.parameters)
+        within = [trial for trial in trials if trial.nbytes <= most] or trials
+        return min(within, key=lambda trial: (trial.quality.loss, trial.nbytes, str(trial.recipe)))
 
     def bases(self, trials: Sequence[Trial], count: int) -> list[Trial]:
         """Return what may be improved: the best trial, or for a bound of the loss up to ``count`` that are no larger.

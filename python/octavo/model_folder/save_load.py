@@ -164,6 +164,16 @@ def fill_folder(model: nn.Module, folder: Path) -> None:
     _write(model, folder, _collect(model), folder)
 
 
+def file_bytes(model: nn.Module, metadata: Mapping[str, str] | None = None) -> int:
+    """Return the bytes of the file that :func:`save_weights` would write, header included, to the byte.
+
+    ``metadata``: as for :func:`save_weights`. Values of tensors are not read. Raises as :func:`save_model`.
+    """
+    stored = _collect(model)
+    unknown = dict.fromkeys(stored.tensors, container.NO_DIGEST)
+    return container.planned_bytes(stored.tensors, metadata=_metadata(stored, unknown, metadata))
+
+
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
@@ -203,9 +213,13 @@ def _collect(model: nn.Module) -> _Stored:
 
 
 def _save_weights(stored: _Stored, file: Path, more: Mapping[str, str] | None = None) -> None:
+    metadata = _metadata(stored, container.digests(stored.tensors), more)
+    container.save(stored.tensors, file, metadata=metadata)
+
+
+def _metadata(stored: _Stored, digests: Mapping[str, str], more: Mapping[str, str] | None) -> dict[str, str]:
     others = {key: value for key, value in (more or {}).items() if key not in OF_TENSORS}
-    own = model_metadata(stored.description, container.digests(stored.tensors))
-    container.save(stored.tensors, file, metadata={**others, **own})
+    return {**others, **model_metadata(stored.description, digests)}
 
 
 def write_config(model: nn.Module, folder: Path) -> None:

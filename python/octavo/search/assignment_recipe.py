@@ -73,6 +73,15 @@ def to_recipe(point: Point | Mapping[str, str], sensitivity: Sensitivity) -> Rec
     return Recipe(rules)
 
 
+def rule_of_each(choice: Mapping[str, str], sensitivity: Sensitivity) -> Recipe:
+    """Return the recipe of :func:`to_recipe` with a rule for each layer: none that it returns has a longer text."""
+    rules = []
+    for layer, formats in _wanted(choice, sensitivity).items():
+        options = {role: text for role, text in zip(ROLES, formats, strict=True) if text is not None}
+        rules.append(Rule(**{"glob" if _is_plain(layer) else "name": layer}, **options))  # type: ignore[arg-type] # keys are those of a rule
+    return Recipe(rules)
+
+
 def _agrees(wanted: RoleFormats, current: RoleFormats) -> bool:
     return all(want is None or want == have for want, have in zip(wanted, current, strict=True))
 

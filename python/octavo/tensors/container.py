@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from octavo import _core
 from octavo.errors import ContainerError, DTypeError, ShapeError
-from octavo.storage import file_kinds, files
+from octavo.storage import file_kinds, files, folders
 from octavo.storage.arguments import check
 from octavo.storage.reading import shown
 from octavo.tensors.tensor_entry import TensorEntry as TensorEntry
@@ -68,6 +68,8 @@ _WAYS_OUT = {
     file_kinds.GGUF: "; transformers reads it with from_pretrained({folder!r}, gguf_file={file!r})",
     file_kinds.LFS_POINTER: "; git lfs pull downloads it",
 }
+#: Stands for the digest of a tensor whose values are not known; digests have one length.
+NO_DIGEST = "0" * 16
 # Two elements in one byte; torch counts bytes, safetensors elements.
 _PAIR, _PAIR_NAME = "F4", "float4_e2m1fn_x2"
 
@@ -162,6 +164,31 @@ def dumps(tensors: Mapping[str, Storable], *, metadata: Mapping[str, str] | None
     return data
 
 
+def planned_bytes(tensors: Mapping[str, Storable], *, metadata: Mapping[str, str] | None = None) -> int:
+    """Return the bytes of the file that :func:`save` would write, header included, without reading a tensor's values.
+
+    Args:
+        tensors: as for :func:`save`; their memory may be of any content.
+        metadata: as for :func:`save`.
+
+    Returns:
+        The size that the system would report of the file.
+
+    Raises:
+        DTypeError: as :func:`save`.
+        ContainerError: as :func:`save`.
+    """
+    plain, packed = _announced(tensors, metadata)
+    # The writer lays a file out before it has data. The file that it begins has its full length, and is given up.
+    with folders.scratch() as folder:
+        writer = _core._ContainerWriter(os.fspath(folder / "planned"), plain, packed, dict(metadata or {}), True)
+        try:
+            (begun,) = folder.iterdir()
+            return begun.stat().st_size
+        finally:
+            writer.abandon()
+
+
 def digests(tensors: Mapping[str, Tensor | PackedTensor]) -> dict[str, str]:
     """Return the digest of each tensor, of the bytes that :func:`save` writes of it.
 
@@ -203,9 +230,10 @@ def verify(path: str | os.PathLike[str]) -> None:
     _reader(path, False).verify()
 
 
-def _write(
-    tensors: Mapping[str, Storable], path: str | None, metadata: Mapping[str, str] | None, overwrite: bool
-) -> bytes | None:
+def _announced(
+    tensors: Mapping[str, Storable], metadata: Mapping[str, str] | None
+) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """Return what a writer is told of plain and of packed tensors; what no file can hold is refused."""
     if not isinstance(tensors, Mapping):
         raise DTypeError(f"tensors is a {type(tensors).__name__}; accepted is a mapping from name to tensor")
     if metadata is not None and not isinstance(metadata, Mapping):
@@ -215,7 +243,8 @@ def _write(
             raise DTypeError(f"metadata {shown(key)}: {shown(value)} is not a string for a string")
         _refuse_halves(key, "metadata key {}")
         _refuse_halves(value, f"metadata {key!a}: value {{}}")
-    plain, packed = [], []
+    plain: list[tuple[Any, ...]] = []
+    packed: list[tuple[Any, ...]] = []
     for name, tensor in tensors.items():
         if not isinstance(name, str):
             raise DTypeError(f"{shown(name)} is a {type(name).__name__}; names of tensors are strings")
@@ -233,6 +262,13 @@ def _write(
             packed.append((name, tensor.format.core, tensor.scale, list(tensor.shape), dtype, tensor.axis, nonzero))
         else:
             plain.append((name, *_describe(name, tensor)))
+    return plain, packed
+
+
+def _write(
+    tensors: Mapping[str, Storable], path: str | None, metadata: Mapping[str, str] | None, overwrite: bool
+) -> bytes | None:
+    plain, packed = _announced(tensors, metadata)
     room = _Room(tensor.nbytes for tensor in tensors.values() if isinstance(tensor, Deferred))
     writer = _core._ContainerWriter(path, plain, packed, dict(metadata or {}), overwrite)
     try:
