@@ -29,10 +29,12 @@ def run(
     budget: Annotated[
         float | None,
         typer.Option(
-            metavar="BITS", help="Average bits of all parameters, embeddings, norms and biases too.  [default: 4.5]"
+            metavar="BITS", help="Bits of the file of weights for each parameter; it is never larger.  [default: 4.5]"
         ),
     ] = None,
-    nbytes: Annotated[int | None, typer.Option("--bytes", metavar="N", help="Bytes of all weights instead.")] = None,
+    nbytes: Annotated[
+        int | None, typer.Option("--bytes", metavar="N", help="Bytes of the file of weights instead.")
+    ] = None,
     max_loss: Annotated[
         float | None,
         typer.Option(

@@ -173,7 +173,10 @@ def check_budget(job: Job, options: Options, formats: Sequence[str]) -> FileSize
             f"no format fits {goal.limit:g} {goal.unit}: every layer is excluded, and the file takes "
             f"{8 * whole / parameters:.2f} bits a parameter, {whole:,} bytes; give more, or exclude less"
         )
-    sizes = FileSizes(job, formats, options.share, options.exclude)
+    sizes = FileSizes(
+        job.model, next(iter(job.batches)), formats, size=job.size, tensors=job.tensor_bytes, share=options.share,
+        exclude=options.exclude,
+    )  # fmt: skip
     choice = sizes.least()
     least = sizes.exact(choice) if most < math.inf else 0
     if least > most:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,9 +26,7 @@ from octavo.search.pareto_front import Front, Point
 from octavo.tensors.packed_tensor import PackedTensor
 from octavo.tensors.tensor_parts import part_specs
 
-if TYPE_CHECKING:
-    from octavo.compress.compression_job import Job
-
+Size = Callable[[nn.Module], int]
 _K = TypeVar("_K")
 _SOLVER = Calibration("gptq")  # of the solvers that a recipe may name later the one with the longest text
 _PADDING = 8  # a header is padded to a multiple of so many bytes
@@ -43,13 +41,27 @@ class FileSizes:
     for each layer. :meth:`exact` is the size to the byte.
     """
 
-    def __init__(self, job: Job, formats: Sequence[str], share: Sequence[str], exclude: Sequence[str]) -> None:
-        """Group the layers by one forward pass. Raises as :func:`octavo.search.measure_sensitivity` does."""
-        self._job, self._model = job, shared_copy(job.model)
-        found = find_groups(self._model, next(iter(job.batches)), ("weight",), share, exclude)
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Any,
+        formats: Sequence[str],
+        *,
+        size: Size,
+        tensors: Size,
+        share: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+    ) -> None:
+        """Group the layers by a forward pass of ``batch``.
+
+        ``size``, ``tensors``: the bytes of a model's file, and those without its header. Raises as
+        :func:`octavo.search.measure_sensitivity` does.
+        """
+        self._size, self._tensors, self._model = size, tensors, shared_copy(model)
+        found = find_groups(self._model, batch, ("weight",), share, exclude)
         self._groups, texts = found.groups, (*formats, KEEP)
         self._weights: dict[tuple[int, str], PackedTensor] = {}
-        digits = len(str(job.size(job.model)))
+        digits = len(str(size(model)))
         nbytes = [[self._share(group, text, digits) for text in texts] for group in found.groups]
         possible = np.array([[size is not None for size in row] for row in nbytes])
         self.table = Sensitivity(
@@ -80,7 +92,7 @@ class FileSizes:
 
     def tensor_bytes(self, choice: Mapping[str, str]) -> int:
         """Return the bytes of the tensors alone in the file of an assignment."""
-        return self._of_file(choice, str(to_recipe(choice, self.table)), self._job.tensor_bytes)
+        return self._of_file(choice, str(to_recipe(choice, self.table)), self._tensors)
 
     def least(self) -> dict[str, str]:
         """Return the assignment of fewest bytes."""
@@ -142,7 +154,7 @@ class FileSizes:
             kind = packed_class(layer)
             assert kind is not None  # groups hold such layers alone
             record = {"class": kind.stored_class(), **plain(kind.description(layer))}
-            total += len(json.dumps(json.dumps({site.module: record})))
+            total += sum(len(json.dumps(json.dumps({path: record}))) for path in site.paths)
         return total
 
     def _packed_entry(self, module: str, name: str, spec: Spec, digits: int) -> int:
@@ -163,9 +175,9 @@ class FileSizes:
     # --- a file of a model without values ---------------------------------------------------------------------------
 
     def _measured(self, choice: Mapping[str, str], recipe: str) -> int:
-        return self._of_file(choice, recipe, self._job.size)
+        return self._of_file(choice, recipe, self._size)
 
-    def _of_file(self, choice: Mapping[str, str], recipe: str, size: Callable[[nn.Module], int]) -> int:
+    def _of_file(self, choice: Mapping[str, str], recipe: str, size: Size) -> int:
         """Return a size of the file of an assignment with the text of a recipe."""
         formats = {
             site.module: spec
