@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -140,15 +141,14 @@ def test_the_file_of_other_kinds_is_that_of_pack_model(tmp_path, what):
     assert isinstance(octavo.load_model(tmp_path / "x"), kind)
 
 
-def test_weights_that_transformers_computes_are_packed_as_tensors(tmp_path):
-    """Experts of a mixture: matrices in the file, one parameter of three dimensions in the model."""
+def test_packed_experts_that_lie_one_by_one_are_no_model(tmp_path):
+    """Matrices in the file, one parameter of three dimensions in the model: codes of several are not joined."""
     config = transformers.MixtralConfig(**GROUPED, num_local_experts=2)
     transformers.MixtralForCausalLM(config).save_pretrained(tmp_path / "m")
-    told = octavo_command("pack", tmp_path / "m", "-o", tmp_path / "x")
-    assert told.startswith("tensors alone are packed") and "pack_model and save_model" in told.split("\n\n")[0]
-    formats = {entry.format for entry in container.inspect(tmp_path / "x" / PACKED_NAME) if ".experts." in entry.name}
-    assert formats == {"mxint8"}
-    with pytest.raises(ContainerError, match="transformers computes"):
+    (tmp_path / "x").mkdir()
+    shutil.copy(tmp_path / "m" / "config.json", tmp_path / "x")
+    octavo_command("pack", tmp_path / "m" / "model.safetensors", "-o", tmp_path / "x" / PACKED_NAME)
+    with pytest.raises(ContainerError, match=r"transformers computes .* which is packed; octavo unpack comes first"):
         octavo.load_model(tmp_path / "x")
 
 
@@ -166,6 +166,8 @@ def test_the_plan_for_tensors_alone_is_what_happens(tmp_path, mixture, dtype, re
     """Where pack stores tensors, octavo recipe --model tells of tensors, why, and their bytes."""
     config = getattr(transformers, f"{mixture}Config")(**MIXTURES[mixture])
     getattr(transformers, f"{mixture}ForCausalLM")(config).to(dtype).save_pretrained(tmp_path / "m")
+    file = tmp_path / "m" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "unheard-of"}))
     told = octavo_command("pack", tmp_path / "m", "-o", tmp_path / "x", "--recipe", recipe)
     plan = json.loads(octavo_command("recipe", recipe, "--model", tmp_path / "m", "--json"))
     assert plan["without_model"] == told.split("\n\n")[0].split("\ntensor ")[0]

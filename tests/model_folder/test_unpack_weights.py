@@ -149,7 +149,7 @@ def test_octavo_pack_and_unpack_keep_names_shapes_and_dtypes(tmp_path, kind, dty
         tensors = {name: value.clone() for name, value in model.state_dict().items()}
         container.save(tensors, tmp_path / "model" / "model.safetensors")
     before = container.load(tmp_path / "model" / "model.safetensors")
-    if kind == "vit":  # transformers writes other names than its model has; both are read
+    if kind in ("vit", "mixtral"):  # transformers writes other names than its model has; both are read
         before = model.state_dict()
     octavo_command("pack", tmp_path / "model", "-o", tmp_path / "small", "--recipe", f"**={FORMAT}")
     octavo_command("unpack", tmp_path / "small", "-o", tmp_path / "plain")

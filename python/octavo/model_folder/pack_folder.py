@@ -6,8 +6,8 @@ is read, packed and dropped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -20,9 +20,10 @@ from octavo.model_folder.model_config import own_model
 from octavo.model_folder.pack_checkpoint import Errors, Progress, TensorReport, measure, with_zeros
 from octavo.model_folder.place_tensors import assign_plain, fits, refuse_empty
 from octavo.model_folder.save_load import save_weights, write_config
-from octavo.model_folder.tensor_names import Places, Stored
+from octavo.model_folder.tensor_names import Placed, Places
 from octavo.model_folder.weight_files import PACKED_NAME, Checkpoint, layers_of, replaced
 from octavo.nn import PackedLayer, QuantLayer
+from octavo.nn.rewriting import layers_in_reach, rewritten_modules
 from octavo.quant.apply_recipe import check_weights, prepare_weights, solve_weight
 from octavo.quant.pack_layers import leave_out_zeros, pack_layer, share_codes
 from octavo.recipe import Recipe
@@ -94,6 +95,7 @@ class OpenFolder:
     def plan(self, recipe: Recipe | None) -> list[TensorReport]:
         """Tell what :meth:`pack` would do, from names and shapes alone. Refuses the recipes that it refuses."""
         formats: dict[str, tuple[str, int]] = {}
+        parts: dict[str, list[TensorReport]] = {}
         if recipe is not None:
             self._refuse_packed()
         if recipe is None:
@@ -106,11 +108,20 @@ class OpenFolder:
             decisions = decide_model(recipe.rules, self.model)
             check_weights(self.model, layer_plans(decisions), str(recipe))
             for decision in decisions:
-                if decision.format is not None and decision.site.role == "weight":
-                    name = self._first(decision.site.path)
-                    formats[name] = str(decision.format), decision.site.nbytes(decision.format)
+                site, fmt = decision.site, decision.format
+                if site.role != "weight":
+                    continue
+                if site.part_of and site.tensor is not None:
+                    text = None if fmt is None else str(fmt)
+                    part = _report(site.path, site.tensor, text, site.nbytes(fmt))
+                    parts.setdefault(self._first(site.part_of[0]), []).append(part)
+                elif fmt is not None:
+                    formats[self._first(site.path)] = str(fmt), site.nbytes(fmt)
         reports = []
         for name, tensor in self.found.tensors.items():
+            if name in parts:
+                reports.append(_joined(_report(name, tensor, None, tensor.nbytes), parts[name]))
+                continue
             text, nbytes = formats.get(name, (None, tensor.nbytes))
             reports.append(_report(name, tensor, text, nbytes))
         return reports
@@ -126,19 +137,26 @@ class OpenFolder:
         plan = self._stored_plan() if recipe is None else layer_plans(decide_model(recipe.rules, self.model))
         if recipe is not None:
             self._refuse_packed()
-        found = self.found
-        skeletons = {path: self.model.get_submodule(path) for path in plan}
+        reached, _ = layers_in_reach(self.model)
+        skeletons = {path: reached[path] for path in plan}
         model = prepare_weights(self.model, plan, None if recipe is None else str(recipe))
-        reports, done = _pack_weights(model, skeletons, found, sparse, progress)
-        rest = {name: found.value(name) for name in (*found.tensors, *found.ties) if name not in done}
-        assign_plain(model, found.ties, rest, done)
+        rewritten = dict(rewritten_modules(model))
+        places = self.found.split(rewritten)
+        reports, done = _pack_weights(model, skeletons, places, sparse, progress)
+        rest = {name: places.value(name) for name in (*places.tensors, *places.ties) if name not in done}
+        assign_plain(model, places.ties, rest, done)
         refuse_empty(model)
         note_recipe(model, None if recipe is None else str(recipe))
-        for name, tensor in found.tensors.items():
+        for name, tensor in places.tensors.items():
             if name not in reports:
                 nbytes = rest[name].nbytes if name in rest else tensor.nbytes
                 reports[name] = _report(name, tensor, None, nbytes)
-        return PackedFolder(model.eval(), [reports[name] for name in found.tensors], found.left_out)
+        for path, source in rewritten.items():
+            for name, origin in source.origins.items():
+                whole = join(path, name)
+                of_parts = [reports[join(path, part)] for part in origin.parts]
+                reports[whole] = _joined(_report(whole, self.found.tensors[whole], None, 0), of_parts)
+        return PackedFolder(model.eval(), [reports[name] for name in self.found.tensors], places.left_out)
 
     def _stored_plan(self) -> dict[str, LayerPlan]:
         """Return the formats that weights are packed in already, by layer."""
@@ -273,5 +291,17 @@ def _give(layer: nn.Module, part: str, value: Tensor, name: str) -> None:
     layer._parameters[part] = nn.Parameter(value, requires_grad=False)
 
 
-def _report(name: str, tensor: Stored, text: str | None, nbytes: int, errors: Errors | None = None) -> TensorReport:
+def _report(name: str, tensor: Placed, text: str | None, nbytes: int, errors: Errors | None = None) -> TensorReport:
     return TensorReport(name, tuple(tensor.shape), dtype_name(tensor.dtype), text, tensor.nbytes, nbytes, errors)
+
+
+def _joined(report: TensorReport, parts: Sequence[TensorReport]) -> TensorReport:
+    """Return the report of a tensor that is packed in parts; ``report``: of the tensor as it is."""
+    formats = list(dict.fromkeys(part.format or "float" for part in parts))
+    measured = [part.errors for part in parts if part.errors is not None]
+    return replace(
+        report,
+        format=None if formats == ["float"] else ", ".join(formats),
+        nbytes=sum(part.nbytes for part in parts),
+        errors=sum(measured, Errors()) if measured else None,
+    )

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -251,9 +251,10 @@ def _load_undescribed(source: Checkpoint, mmap: bool) -> nn.Module:
     except ContainerError as error:
         raise ContainerError(f"{what}: {error}; octavo pack {source.path} -o NEW writes the model") from None
     for name, tensor in found.tensors.items():
-        if isinstance(tensor, Tensor):
+        if not isinstance(tensor, PackedTensor):
             found.tensors[name] = found.value(name)
-    return _filled(Restoration(model, found.tensors, structure["ties"], source.path), structure, {})
+    tensors = cast("dict[str, Tensor | PackedTensor]", found.tensors)
+    return _filled(Restoration(model, tensors, structure["ties"], source.path), structure, {})
 
 
 def _filled(restoration: Restoration, structure: Mapping[str, Any], metadata: Mapping[str, str]) -> nn.Module:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from octavo.errors import ContainerError
 from octavo.model_folder.hf_loading import foreign
+from octavo.model_folder.merged_tensors import MergedTensor, in_order
+from octavo.nn.rewriting import Origin, RewrittenFrom
+from octavo.recipe.sites import join
 from octavo.tensors.packed_tensor import FLOATS, PackedTensor
 
 Stored = Tensor | PackedTensor
+"""A tensor of a checkpoint."""
+Placed = Tensor | PackedTensor | MergedTensor
+"""A tensor of a model: one of a checkpoint, or one that is made of several."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class Places:
     state dict.
     """
 
-    tensors: dict[str, Stored]
+    tensors: dict[str, Placed]
     ties: dict[str, str]
     missing: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -39,15 +46,57 @@ class Places:
         """Whether there is a tensor for a name of the state dict."""
         return self.ties.get(name, name) in self.tensors
 
-    def stored(self, name: str) -> Stored:
+    def stored(self, name: str) -> Placed:
         """Return the tensor of a name as the checkpoint has it."""
         return self.tensors[self.ties.get(name, name)]
 
     def value(self, name: str) -> Tensor:
         """Return the tensor of a name as the float model has it: decoded, and in the model's dtype."""
         stored, dtype = self.stored(name), self.dtypes[name]
-        tensor = stored.decode() if isinstance(stored, PackedTensor) else stored
+        tensor = (
+            stored.decode()
+            if isinstance(stored, PackedTensor)
+            else stored.tensor()
+            if isinstance(stored, MergedTensor)
+            else stored
+        )
         return tensor.to(dtype) if tensor.is_floating_point() and dtype.is_floating_point else tensor
+
+    def split(self, modules: Mapping[str, RewrittenFrom]) -> Places:
+        """Return the places in a model whose ``modules``, by path, are made of layers: parameters as their parts."""
+        whole = {
+            join(path, name): (path, origin)
+            for path, source in modules.items()
+            for name, origin in source.origins.items()
+        }
+        tensors: dict[str, Placed] = {}
+        dtypes = dict(self.dtypes)
+        for name, tensor in self.tensors.items():
+            if name not in whole:
+                tensors[name] = tensor
+                continue
+            path, origin = whole[name]
+            pieces = _pieces(name, tensor, origin)
+            tensors |= {join(path, part): piece for part, piece in pieces.items()}
+            dtypes |= {join(path, part): self.dtypes[name] for part in pieces}
+        return replace(self, tensors=tensors, dtypes=dtypes)
+
+
+def _pieces(name: str, tensor: Placed, origin: Origin) -> Mapping[str, Placed]:
+    """Return the tensors of layers that a parameter is made of, by their names in the module."""
+    if isinstance(tensor, PackedTensor):
+        raise ContainerError(
+            f"{name}: packed as {tensor!r}, which no layer multiplies; octavo unpack makes it plain, octavo pack packs "
+            "the layers that it is made of"
+        )
+    if tuple(tensor.shape) != origin.shape:
+        raise ContainerError(f"{name}: shape {tuple(tensor.shape)}, but the model has {origin.shape} there")
+    if isinstance(tensor, Tensor):
+        return origin.split(tensor)
+    parts = None if origin.is_turned else tensor.parts()
+    if parts is not None and len(parts) == len(origin.parts) and parts[0].shape == origin.part_shape:
+        return dict(zip(origin.parts, parts, strict=True))
+    return origin.split(tensor.tensor())
 
 
 def places(model: nn.Module, tensors: Mapping[str, Stored], folder: Path) -> Places:
@@ -59,11 +108,14 @@ def places(model: nn.Module, tensors: Mapping[str, Stored], folder: Path) -> Pla
     """
     state: dict[str, Any] = model.state_dict(keep_vars=True)
     with foreign(folder, what="names of weights"):
-        renamed = _renamed(model, list(tensors), state, folder)
-    found: dict[str, Stored] = {}
+        renamed, rules = _renamed(model, list(tensors), state, folder)
+    found: dict[str, Placed] = {}
+    found |= _merged(model, {name: (renamed[name], rule) for name, rule in rules.items()}, tensors, state, folder)
     left_out = []
     for name, tensor in tensors.items():
         place = renamed[name]
+        if name in rules:
+            continue
         if place not in state:
             if tensor.dtype in FLOATS:
                 left_out.append(name)
@@ -97,8 +149,47 @@ def places(model: nn.Module, tensors: Mapping[str, Stored], folder: Path) -> Pla
     return Places(found, ties, tuple(missing), told, dtypes)
 
 
-def _renamed(model: Any, names: Iterable[str], state: dict[str, Any], folder: Path) -> dict[str, str]:
-    """Return the name in the model of each tensor, by transformers' own rules."""
+Rule = tuple[Any, str]
+"""A converter of transformers, and the pattern of it that a name matches."""
+
+
+def _merged(
+    model: Any,
+    computed: Mapping[str, tuple[str, Rule]],
+    tensors: Mapping[str, Stored],
+    state: Mapping[str, Any],
+    folder: Path,
+) -> dict[str, MergedTensor]:
+    """Return the tensors of the model that are made of several; ``computed``: place and rule by name in the checkpoint.
+
+    Those that lack some of theirs are left out. Raises ContainerError for packed ones.
+    """
+    by_place: dict[str, dict[str, list[str]]] = {}
+    rules: dict[str, Any] = {}
+    for name, (place, (rule, pattern)) in computed.items():
+        if isinstance(tensors[name], PackedTensor):
+            raise ContainerError(
+                f"{folder}: transformers computes {place} from {name}, which is packed; octavo unpack comes first"
+            )
+        by_place.setdefault(place, {}).setdefault(pattern, []).append(name)
+        rules[place] = rule
+    merged: dict[str, MergedTensor] = {}
+    for place, patterns in by_place.items():
+        shape = tuple(state[place].shape)
+        sources = {
+            pattern: [(name, cast("Tensor", tensors[name])) for name in in_order(names)]
+            for pattern, names in patterns.items()
+        }
+        elements = sum(tensor.numel() for parts in sources.values() for _, tensor in parts)
+        if elements == math.prod(shape):
+            merged[place] = MergedTensor(place, shape, sources, rules[place], model, folder)
+    return merged
+
+
+def _renamed(
+    model: Any, names: Iterable[str], state: dict[str, Any], folder: Path
+) -> tuple[dict[str, str], dict[str, Rule]]:
+    """Return the name in the model of each tensor, by transformers' own rules, and the rules that merge some."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -106,18 +197,22 @@ def _renamed(model: Any, names: Iterable[str], state: dict[str, Any], folder: Pa
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
     prefix = model.base_model_prefix or None
-    renamed = {}
+    by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
+    renamed: dict[str, str] = {}
+    merging: dict[str, Rule] = {}
     for name in names:
         place, computed = rename_source_key(name, renamings, converters, prefix, state)
         if name in state and (computed is not None or place not in state):  # it has the model's name already
             place, computed = name, None
-        if computed is not None:
+        if computed is not None and place in state and len(by_pattern[computed].target_patterns) == 1:
+            merging[name] = by_pattern[computed], computed
+        elif computed is not None:
             raise ContainerError(
                 f"{folder}: transformers computes {place} from {name} and other tensors; load the model with it, then "
                 "octavo.quantize_model, pack_model and save_model"
             )
         renamed[name] = place
-    return renamed
+    return renamed, merging
 
 
 def _known(model: Any, names: Iterable[str]) -> tuple[str, ...]:
@@ -138,7 +233,9 @@ def _set_float32(model: Any) -> None:
                     place.data = place.data.float()
 
 
-def _same(a: Stored, b: Stored) -> bool:
+def _same(a: Placed, b: Placed) -> bool:
+    if isinstance(a, MergedTensor) or isinstance(b, MergedTensor):
+        return a is b
     if isinstance(a, PackedTensor) or isinstance(b, PackedTensor):
         return isinstance(a, PackedTensor) and isinstance(b, PackedTensor) and a == b
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)

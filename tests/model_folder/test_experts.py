@@ -1,0 +1,160 @@
+"""Mixtures of experts in folders: whatever form transformers stores experts in, one file of layers, and back."""
+
+import octavo
+import pytest
+import torch
+from helpers.models import packed, same_tensors, transformer
+from helpers.processes import octavo_command
+from octavo import ContainerError
+from octavo.model_folder.merged_tensors import MergedTensor
+from octavo.model_folder.pack_folder import OpenFolder
+from octavo.model_folder.weight_files import PACKED_NAME, Checkpoint
+from octavo.quant import coverage
+from octavo.tensors import container
+from torch import nn
+
+FORMAT = "int4:g32"
+TOKENS = torch.randint(2, 50, (3, 9), generator=torch.Generator().manual_seed(4))
+
+_FEW = {"num_experts_per_tok": 2, "num_key_value_heads": 2}
+MIXTURES = {
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 12, **_FEW}),
+    "qwen3-moe": ("Qwen3MoeForCausalLM", {"num_experts": 4, "moe_intermediate_size": 32, "head_dim": 16, **_FEW}),
+    "qwen2-moe": ("Qwen2MoeForCausalLM", {
+        "num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, **_FEW,
+    }),
+    "gpt-oss": ("GptOssForCausalLM", {
+        "num_local_experts": 4, "head_dim": 16, "pad_token_id": 0, "eos_token_id": 1, **_FEW,
+    }),
+    "granite": ("GraniteMoeForCausalLM", {"num_local_experts": 4, **_FEW}),
+    "olmoe": ("OlmoeForCausalLM", {"num_experts": 4, **_FEW}),
+    "phimoe": ("PhimoeForCausalLM", {"num_local_experts": 4, **_FEW}),
+    "deepseek": ("DeepseekV3ForCausalLM", {
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
+        "moe_intermediate_size": 32, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 16, "v_head_dim": 16, "num_key_value_heads": 4,
+    }),
+}  # fmt: skip
+
+
+def mixture(kind):
+    name, config = MIXTURES[kind]
+    model = transformer(name, width=64, inner=96, heads=4, **config)
+    for path, parameter in model.named_parameters():
+        if path.endswith("bias"):  # zeros say nothing about places
+            nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(TOKENS).logits
+
+
+def content(folder):
+    return container.load(folder / PACKED_NAME)
+
+
+# --- laws -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_a_mixture_goes_the_whole_way(tmp_path, kind):
+    """Covered, packed as simulated, packed tensor by tensor from transformers' folder, loaded, unpacked, generating."""
+    model = mixture(kind)
+    model.save_pretrained(tmp_path / "float")
+    quantized = octavo.quantize_model(model, FORMAT, progress=False)
+    weights = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
+    assert coverage(quantized).quantized >= 0.95 * weights
+
+    small = octavo.pack_model(quantized)
+    assert torch.allclose(logits(small), logits(quantized), rtol=1e-5, atol=1e-5)
+    octavo.save_model(small, tmp_path / "small")
+    octavo_command("pack", tmp_path / "float", "-o", tmp_path / "streamed", "--recipe", FORMAT)
+    one, other = content(tmp_path / "small"), content(tmp_path / "streamed")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(a, b) if isinstance(a := one[n], torch.Tensor) else a == b for n, b in other.items())
+
+    for folder in ("small", "streamed"):
+        loaded = octavo.load_model(tmp_path / folder)
+        assert torch.equal(logits(loaded), logits(small))
+    told = loaded.generate(TOKENS[:1], max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert told.shape == (1, TOKENS.shape[1] + 4)
+    assert torch.equal(logits(octavo.load_model(tmp_path / "float")), logits(model))
+
+    octavo_command("unpack", tmp_path / "small", "-o", tmp_path / "plain")
+    again, report = type(model).from_pretrained(tmp_path / "plain", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"]
+    assert again.state_dict().keys() == model.state_dict().keys()
+    assert torch.allclose(logits(again.eval()), logits(quantized), rtol=1e-4, atol=1e-5)
+
+
+def test_a_file_holds_little_more_than_codes_and_scales(tmp_path):
+    model = transformer("MixtralForCausalLM", width=256, inner=512, heads=4, num_local_experts=4, **_FEW)
+    octavo.save_model(packed(model, FORMAT), tmp_path)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert (tmp_path / PACKED_NAME).stat().st_size <= 1.05 * 4.5 / 8 * parameters
+
+
+def test_experts_of_a_checkpoint_are_read_one_by_one(tmp_path):
+    mixture("mixtral").save_pretrained(tmp_path)
+    opened = OpenFolder.open(Checkpoint.open(tmp_path))
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+    whole = opened.found.tensors[name]
+    assert isinstance(whole, MergedTensor)
+    assert torch.equal(opened.found.value(name), mixture("mixtral").state_dict()[name])
+    parts = whole.parts()
+    assert len(parts) == 12 and all(len(tensors) == 1 for part in parts for tensors in part.sources.values())
+    assert torch.equal(torch.stack([part.tensor() for part in parts]), whole.tensor())  # 10 comes after 9
+
+
+def test_one_line_tells_of_all_experts_of_a_matrix(tmp_path):
+    mixture("mixtral").save_pretrained(tmp_path)
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    recipe = octavo.Recipe.parse(f"{FORMAT}; model.layers.0.mlp.experts.3.gate_up_proj int8:g32")
+    planned = {report.name: report for report in OpenFolder.open(Checkpoint.open(tmp_path)).plan(recipe)}
+    done = OpenFolder.open(Checkpoint.open(tmp_path)).pack(recipe)
+    reports = {report.name: report for report in done.reports}
+    assert reports.keys() == planned.keys() == mixture("mixtral").state_dict().keys()
+    assert planned[name].format == reports[name].format == "int4:g32, int8:g32"
+    assert planned[name].nbytes == reports[name].nbytes
+    assert 19 < reports[name].errors.sqnr_db < 24
+
+
+def test_a_recipe_that_names_no_expert_leaves_their_parameters_in_the_file(tmp_path):
+    mixture("mixtral").save_pretrained(tmp_path / "float")
+    octavo_command("pack", tmp_path / "float", "-o", tmp_path / "small", "--recipe", f"lm_head {FORMAT}")
+    tensors = content(tmp_path / "small")
+    assert tensors["model.layers.0.mlp.experts.down_proj"].shape == (12, 64, 96)
+    assert torch.equal(
+        tensors["model.layers.0.mlp.experts.down_proj"], mixture("mixtral").model.layers[0].mlp.experts.down_proj
+    )
+    quantized = octavo.quantize_model(mixture("mixtral"), f"lm_head {FORMAT}", progress=False)
+    assert torch.equal(logits(octavo.load_model(tmp_path / "small")), logits(octavo.pack_model(quantized)))
+
+
+def test_a_checkpoint_that_lacks_an_expert_is_refused_by_name(tmp_path):
+    mixture("mixtral").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = container.load(file)
+    del tensors["model.layers.1.block_sparse_moe.experts.7.w2.weight"]
+    container.save(tensors, file, metadata=container.metadata(file))
+    with pytest.raises(ContainerError, match=r"layers\.1\.mlp\.experts\.down_proj is missing"):
+        octavo.load_model(tmp_path)
+
+
+def test_a_float_state_of_a_mixture_has_its_own_names(tmp_path):
+    """Tensors of layers that stay float in a quantized mixture are joined, too."""
+    model = mixture("gpt-oss")
+    recipe = "model.layers.0.mlp.experts.1.down_proj fp32; model.layers.0.mlp.experts.2.* int8"
+    octavo.save_model(packed(model, recipe), tmp_path / "small")
+    octavo_command("unpack", tmp_path / "small", "-o", tmp_path / "plain")
+    state = container.load(tmp_path / "plain" / "model.safetensors")
+    before = model.state_dict()
+    assert state.keys() == before.keys()
+    changed = {name for name, value in state.items() if not torch.equal(value, before[name])}
+    assert changed == {f"model.layers.0.mlp.experts.{name}_proj" for name in ("gate_up", "down")}
+    assert same_tensors(
+        {name: value[[0, 1, 3]] for name, value in state.items() if name in changed},
+        {name: before[name][[0, 1, 3]] for name in changed},
+    )
