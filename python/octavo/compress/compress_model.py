@@ -24,6 +24,7 @@ from octavo.model_folder.save_load import file_bytes, fill_folder
 from octavo.model_folder.weight_files import PACKED_NAME
 from octavo.nn.meta_tensors import refuse_meta
 from octavo.nn.model_copies import shared_copy
+from octavo.nn.rewriting import made_of_layers
 from octavo.quant.calibration import undisturbed
 from octavo.recipe import Recipe
 from octavo.report.compression_report import write_report
@@ -229,6 +230,7 @@ def run_job(job: Job, options: Options, *, tell: Tell, command: str | None = Non
 
     Raises as :func:`compress_model`.
     """
+    job = replace(job, model=made_of_layers(job.model))
     if options.prune is not None:
         job = pruned(job, options.prune)
     job = replace(job, notes=(*job.notes, *options.notes))

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from octavo.nn.model_copies import shared_copy
 from octavo.nn.replace_modules import Undo, replace_modules
 
 L = TypeVar("L", bound=nn.Linear)
@@ -168,9 +169,14 @@ def rewrite_modules(model: nn.Module, paths: Collection[str] | None = None, undo
     return replace_modules(model, chosen, undo) if chosen else model
 
 
-def can_be_rewritten(model: nn.Module) -> bool:
-    """Whether a model has modules that a rewriting takes."""
-    return any(rewriting_of(module) is not None for module in model.modules())
+def made_of_layers(model: nn.Module) -> nn.Module:
+    """Return ``model`` itself where no rewriting takes a module of it, else a copy over its memory, made of layers.
+
+    For whoever measures layer by layer: what it quantizes then are the layers that recipes name.
+    """
+    if any(rewriting_of(module) is not None for module in model.modules()):
+        return rewrite_modules(shared_copy(model))
+    return model
 
 
 # --- for rewritings ---------------------------------------------------------------------------------------------------

@@ -263,7 +263,7 @@ def _calibrate(model: nn.Module, replacement: Replacement, batches: Batches | No
     if wanted:
         assert batches is not None  # checked before any work
         statistics = observe(model, wanted, batches, show)
-        unreached += share_ranges(statistics)
+        unreached += share_ranges([(quantizer.what, seen) for quantizer, seen in statistics.items()])
         for quantizer, seen in statistics.items():
             quantizer.set_scales(*activation_scales(quantizer.spec, seen, quantizer.what))
             _learn(quantizer)

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from torch import nn
 
 from octavo.errors import CalibrationWarning
 from octavo.graph.tensor_statistics import Statistics
 from octavo.nn.expert_families import expert_family, experts_of
-from octavo.nn.quantizer import Quantizer
 
 _NAMED = 6  # experts that a message names
 
 
-def share_ranges(statistics: Mapping[Quantizer, Statistics]) -> list[str]:
-    """Give the quantizers of experts that saw nothing what those of the other experts saw, for the same matrix.
+def share_ranges(statistics: Sequence[tuple[str, Statistics]]) -> list[str]:
+    """Give the activations of experts that saw nothing what those of the other experts saw, for the same matrix.
 
-    Returns the paths of their layers. Where no expert saw anything, nothing changes.
+    ``statistics``: with the names of layers or activations. Returns the paths of the layers that got others'. Where no
+    expert saw anything, nothing changes.
     """
     families: dict[str, Statistics] = {}
-    for quantizer, seen in statistics.items():
-        if seen.count and (family := expert_family(quantizer.what)) is not None:
+    for name, seen in statistics:
+        if seen.count and (family := expert_family(name)) is not None:
             families.setdefault(family, Statistics()).join(seen)
     unreached = []
-    for quantizer, seen in statistics.items():
-        family = None if seen.count else expert_family(quantizer.what)
+    for name, seen in statistics:
+        family = None if seen.count else expert_family(name)
         if family in families:
             seen.join(families[family])
-            unreached.append(quantizer.what.partition(": ")[0])
+            unreached.append(name.partition(": ")[0])
     return unreached
 
 

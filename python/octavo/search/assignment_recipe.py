@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from octavo.errors import ConfigError
+from octavo.nn.expert_families import expert_family
 from octavo.recipe import Recipe, Rule
 from octavo.recipe.rule import KEEP
 from octavo.recipe.selectors import Selector
@@ -25,7 +26,8 @@ def to_recipe(point: Point | Mapping[str, str], sensitivity: Sensitivity) -> Rec
     """Return the recipe that gives each group of layers its format.
 
     The first rule is for all layers, if most share one format. Then follows a rule for each set of layers whose paths
-    differ only in numbers, such as ``encoder.layer.*.output.dense``, then a rule for each exception by name. Groups
+    differ only in numbers, such as ``encoder.layer.*.output.dense``, for the experts of a mixture that differ from
+    those of others, then a rule for each exception by name. Groups
     with ``keep``, and layers that were excluded from the search, are not quantized.
 
     Args:
@@ -111,10 +113,15 @@ def _wanted(choice: Mapping[str, str], sensitivity: Sensitivity) -> dict[str, Ro
 
 
 def _families(layers: Iterable[str]) -> dict[str, list[str]]:
-    """Return the layers of each pattern with ``*`` for numbers; patterns that match only one layer are left out."""
+    """Return the layers of each pattern with ``*`` for numbers, then of one for the experts of a mixture.
+
+    Patterns that match only one layer are left out.
+    """
     known = list(layers)
     families: dict[str, list[str]] = {}
-    for pattern in dict.fromkeys(_NUMBER.sub("*", layer) for layer in known):
+    patterns = [_NUMBER.sub("*", layer) for layer in known]
+    patterns += [family for layer in known if (family := expert_family(layer)) is not None]
+    for pattern in dict.fromkeys(patterns):
         if "*" not in pattern or any(_WILD.search(layer) for layer in known):
             continue
         selector = Selector("glob", pattern)

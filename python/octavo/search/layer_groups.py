@@ -229,9 +229,12 @@ def _takes_input(model: nn.Module, site: Site) -> bool:
 
 
 def _name(layers: Sequence[str]) -> str:
-    """Return one name for layers: ``attention.self.query+key+value``."""
+    """Return one name for layers: ``attention.self.query+key+value``, ``mlp.experts.*.down_proj``."""
     if len(layers) == 1:
         return layers[0] or "model"
+    family = expert_family(layers[0])
+    if family is not None and all(expert_family(layer) == family for layer in layers):
+        return family
     parents = {layer.rpartition(".")[0] for layer in layers}
     if len(parents) == 1 and len(layers) <= _MOST_NAMES:
         parent = parents.pop()

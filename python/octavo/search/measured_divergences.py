@@ -16,9 +16,12 @@ from octavo.data.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import ConfigError
 from octavo.graph.tensor_statistics import Statistics
+from octavo.nn.expert_families import expert_family
 from octavo.nn.meta_tensors import refuse_meta
 from octavo.nn.model_copies import shared_copy
+from octavo.nn.rewriting import rewrite_modules
 from octavo.quant.calibration import Products, seen_of, undisturbed
+from octavo.quant.expert_ranges import share_ranges
 from octavo.recipe.rule import KEEP, read_spec, spec_text
 from octavo.recipe.sites import Site
 from octavo.recipe.spec import Spec
@@ -108,7 +111,7 @@ def measure_sensitivity(
     if method not in METHODS:
         raise ConfigError(f"method is {method!r}; accepted are {', '.join(METHODS)}")
     check_workers(workers)
-    model = shared_copy(model)
+    model = rewrite_modules(shared_copy(model))
     refuse_meta(model, "measure_sensitivity")
     data = list(unpadded(model, Batches(batches, samples)))
     groups = find_groups(model, data[0], roles, share, exclude)
@@ -178,6 +181,10 @@ class _Run:
             with _hooked(list(inputs), lambda module, x: self._see(layers[module].module, x)):
                 for _ in self.passes.rows([]):
                     pass
+            experts = [path for path in (layers[module].module for module in inputs) if expert_family(path)]
+            for path in experts:
+                self._seen.setdefault(path, Statistics())
+            share_ranges([(path, self._seen[path]) for path in experts])
 
     def _see(self, path: str, x: Tensor) -> None:
         self._seen.setdefault(path, Statistics()).add(seen_of(x), f"{path}: input")
@@ -200,8 +207,11 @@ class _Run:
             rounding[site] = one
         return rounding
 
-    def _hessian(self, group: LayerGroup, site: Site, spec: Spec) -> Tensor:
-        """Return the Hessian of a layer's inputs in the float model; the Hessians of one group are cached."""
+    def _hessian(self, group: LayerGroup, site: Site, spec: Spec) -> Tensor | None:
+        """Return the Hessian of a layer's inputs in the float model; the Hessians of one group are cached.
+
+        None of an expert that no token of the data reached.
+        """
         if self._hessians[0] is not group:
             products = {
                 self.model.get_submodule(one.module): Products(
@@ -214,8 +224,12 @@ class _Run:
                 for _ in self.passes.rows(list(products)):
                     pass
             named = {one.module: products.get(self.model.get_submodule(one.module)) for one in group.unique}
-            self._hessians = (group, {path: sums.hessian() for path, sums in named.items() if sums is not None})
-        return self._hessians[1][site.module]
+            self._hessians = (group, {
+                path: sums.hessian()
+                for path, sums in named.items()
+                if sums is not None and (sums.n or expert_family(path) is None)
+            })  # fmt: skip
+        return self._hessians[1].get(site.module)
 
     def divergence(self, group: LayerGroup, spec: Spec) -> float:
         """Return the mean divergence with one group rounded; NaN if the group cannot have the format."""

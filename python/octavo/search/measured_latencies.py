@@ -20,6 +20,7 @@ from octavo.display.progress import Report, Stages
 from octavo.errors import ConfigError, OctavoError
 from octavo.nn.model_copies import shared_copy
 from octavo.nn.registry import kind_of
+from octavo.nn.rewriting import rewrite_modules
 from octavo.quant.pack_layers import pack_layer
 from octavo.recipe.rule import KEEP, read_spec
 from octavo.recipe.spec import Spec
@@ -68,7 +69,7 @@ def measure_latency(
     if any(group.role != "weight" for group in sensitivity.groups):
         raise ConfigError("latencies are of weights in formats; give a sensitivity of roles=('weight',)")
     paths = [path for group in sensitivity.groups for path in group.layers]
-    model = shared_copy(model)
+    model = rewrite_modules(shared_copy(model))
     try:
         layers = {path: model.get_submodule(path) for path in paths}
     except AttributeError as error:

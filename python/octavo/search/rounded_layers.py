@@ -12,9 +12,11 @@ from octavo.graph.tensor_statistics import Statistics
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.nn.registry import kind_of
+from octavo.ops.codec import encode
 from octavo.quant.activation_scales import activation_scales
 from octavo.quant.algorithms.gptq import gptq
 from octavo.quant.algorithms.hqq import hqq
+from octavo.quant.algorithms.solution import Solution
 from octavo.quant.apply_recipe import calibrate_weight
 from octavo.recipe.fit import misfit
 from octavo.recipe.sites import Site
@@ -29,10 +31,10 @@ def simulated(layer: nn.Module, spec: Spec | None, label: str) -> QuantLayer:
     return simulation
 
 
-def rounded_weight(model: nn.Module, site: Site, spec: Spec, hessian: Callable[[], Tensor]) -> Tensor | None:
+def rounded_weight(model: nn.Module, site: Site, spec: Spec, hessian: Callable[[], Tensor | None]) -> Tensor | None:
     """Return the weight of a layer rounded to a format, in its shape and dtype; None if it cannot have the format.
 
-    ``hessian``: returns the layer's Hessian ``[K, K]``; called only for gptq.
+    ``hessian``: returns the layer's Hessian ``[K, K]``; called only for gptq, which rounds to nearest where it is None.
     """
     method = None if spec.calibration is None else spec.calibration.method
     if misfit("weight", spec) is not None or (method == "gptq" and site.is_lookup):
@@ -44,11 +46,13 @@ def rounded_weight(model: nn.Module, site: Site, spec: Spec, hessian: Callable[[
         matrix = layer.weight_matrix().detach()
         if method in ("gptq", "hqq"):
             own = matrix.float()
-            solution = (
-                hqq(own, spec.format)
-                if method == "hqq"
-                else gptq(own, hessian(), spec.format, order="descending", scale="mse")
-            )
+            moments = hessian() if method == "gptq" else None
+            if moments is not None:
+                solution = gptq(own, moments, spec.format, order="descending", scale="mse")
+            elif method == "gptq":
+                solution = Solution.of(encode(own, spec.format))
+            else:
+                solution = hqq(own, spec.format)
             matrix = solution.weight.to(matrix.dtype)
             if solution.scales is not None:
                 quantizer.set_scales(solution.scales, solution.zeros, solution.levels)
