@@ -1,10 +1,13 @@
 """Mixtures of experts in folders: whatever form transformers stores experts in, one file of layers, and back."""
 
+import copy
+import io
+
 import octavo
 import pytest
 import torch
 from helpers.models import packed, same_tensors, transformer
-from helpers.processes import octavo_command
+from helpers.processes import octavo_command, python
 from octavo import ContainerError
 from octavo.model_folder.merged_tensors import MergedTensor
 from octavo.model_folder.pack_folder import OpenFolder
@@ -158,3 +161,83 @@ def test_a_float_state_of_a_mixture_has_its_own_names(tmp_path):
         {name: value[[0, 1, 3]] for name, value in state.items() if name in changed},
         {name: before[name][[0, 1, 3]] for name in changed},
     )
+
+
+def test_what_save_pretrained_writes_of_a_simulated_mixture_is_read_by_both(tmp_path):
+    """transformers finds the float experts under its own names, load_model the quantized ones in the same file."""
+    model = mixture("gpt-oss")
+    quantized = octavo.quantize_model(model, "int4:g32 input=int8@minmax", calibration=[TOKENS], progress=False)
+    quantized.save_pretrained(tmp_path)
+    again, report = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"] and same_tensors(dict(again.state_dict()), dict(model.state_dict()))
+    assert torch.equal(logits(octavo.load_model(tmp_path)), logits(quantized))
+
+
+def test_a_float_state_dict_loads_into_a_quantized_mixture():
+    model, other = (
+        mixture("gpt-oss"),
+        transformer("GptOssForCausalLM", seed=5, width=64, inner=96, heads=4, **MIXTURES["gpt-oss"][1]),
+    )
+    quantized = octavo.quantize_model(model, FORMAT, progress=False)
+    quantized.load_state_dict(other.state_dict(), strict=True)
+    assert torch.equal(logits(quantized), logits(octavo.quantize_model(other, FORMAT, progress=False)))
+    again = octavo.quant.prepare_model(model, FORMAT)
+    again.load_state_dict(quantized.state_dict())
+    assert torch.equal(logits(again), logits(quantized))
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "gpt-oss"])
+def test_a_mixture_is_trained_copied_and_pickled(kind):
+    quantized = octavo.quantize_model(mixture(kind), FORMAT, progress=False).train()
+    optimizer = torch.optim.SGD(quantized.parameters(), lr=0.1)
+    losses = []
+    for _ in range(8):
+        loss = quantized(TOKENS, labels=TOKENS).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert losses[-1] < losses[0]
+    experts = quantized.model.layers[0].mlp.experts
+    trained = [layer.weight.grad is not None for layer in experts.modules() if isinstance(layer, nn.Linear)]
+    assert sum(trained) >= 4  # the experts that tokens chose
+    quantized.eval()
+    small = octavo.pack_model(quantized)
+    file = io.BytesIO()
+    torch.save(small, file)
+    file.seek(0)
+    for other in (copy.deepcopy(small), torch.load(file, weights_only=False)):
+        assert torch.equal(logits(other), logits(small))
+
+
+@pytest.mark.parametrize(
+    "options", [{"bias": True, "new_decoder_architecture": True, "num_kv_heads": 2}, {"bias": False}]
+)
+def test_falcon_goes_the_whole_way(tmp_path, options):
+    """Its linear layers have a forward of their own, which computes what nn.Linear does."""
+    model = transformer("FalconForCausalLM", width=64, heads=4, **options)
+    model.save_pretrained(tmp_path / "float")
+    weights = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
+    quantized = octavo.quantize_model(model, f"{FORMAT}; **.mlp.* {FORMAT}@gptq", calibration=[TOKENS], progress=False)
+    assert coverage(quantized).quantized >= 0.95 * weights
+    small = octavo.pack_model(quantized)
+    assert torch.allclose(logits(small), logits(quantized), rtol=1e-5, atol=1e-5)
+    octavo.save_model(small, tmp_path / "small")
+    assert torch.equal(logits(octavo.load_model(tmp_path / "small")), logits(small))
+    octavo_command("pack", tmp_path / "float", "-o", tmp_path / "streamed", "--recipe", FORMAT)
+    rounded = octavo.pack_model(octavo.quantize_model(model, FORMAT, progress=False))
+    assert torch.equal(logits(octavo.load_model(tmp_path / "streamed")), logits(rounded))
+    told = small.generate(TOKENS[:1], max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert told.shape == (1, TOKENS.shape[1] + 4)
+
+
+def test_a_mixture_loads_in_a_fresh_process(tmp_path):
+    small = packed(mixture("qwen3-moe"), FORMAT)
+    octavo.save_model(small, tmp_path)
+    code = (
+        "import octavo, torch; "
+        f"logits = octavo.load_model({str(tmp_path)!r})(torch.tensor({TOKENS.tolist()})).logits; "
+        "print(logits.double().sum().item())"
+    )
+    found = float(python(code).stdout)
+    assert found == logits(small).double().sum().item()

@@ -18,6 +18,8 @@ from octavo.model_folder.structure import describe_model, model_metadata
 from octavo.model_folder.weight_files import PACKED_NAME, Checkpoint, held
 from octavo.nn.folded_norm import FoldedNorm
 from octavo.nn.packed_layer import PackedLayer
+from octavo.nn.rewriting import joined_state, rewritten_modules
+from octavo.recipe.sites import join
 from octavo.tensors import container
 
 # Of transformers' save_pretrained; they change nothing in the one file of packed models.
@@ -52,6 +54,9 @@ def save_pretrained(
     folder = Path(path)
     if PACKED_NAME in held(folder):
         raise ContainerError(f"{path}: holds {PACKED_NAME}, and other weights beside it would be ambiguous")
+    if any(True for _ in rewritten_modules(model)):
+        state = options.get("state_dict")
+        options = {**options, "state_dict": joined_state(model, model.state_dict() if state is None else state)}
     # The model's own names: those of older checkpoints, which some models write, Trainer does not find again.
     of_transformers(path, is_main_process, **{"save_original_format": False, **options})
     if is_main_process:
@@ -71,6 +76,10 @@ def _describe(model: nn.Module, folder: Path) -> None:
     source = Checkpoint.open(folder)
     values, ties = stored_state(model)
     written = {entry.name for entry in source.entries()}
+    for path, record in rewritten_modules(model):  # written whole
+        for name, origin in record.origins.items():
+            if join(path, name) in written:
+                written |= {join(path, part) for part in origin.parts}
     # Of tied tensors transformers may keep another one than the first, or all where a state dict holds copies.
     groups: dict[str, list[str]] = {name: [name] for name in values}
     for name, first in ties.items():

@@ -56,6 +56,13 @@ class Origin:
         stored = tensor.reshape(len(self.parts), *(reversed(self.part_shape) if self.is_turned else self.part_shape))
         return {name: stored[number].T if self.is_turned else stored[number] for number, name in enumerate(self.parts)}
 
+    def join(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Return the parameter that parts make up, of the dtype and device of the first one."""
+        whole = torch.empty_like(parts[self.parts[0]], memory_format=torch.contiguous_format).new_empty(self.shape)
+        for name, place in self.split(whole).items():
+            place.copy_(parts[name])
+        return whole
+
 
 @dataclass(frozen=True)
 class Rewriting:
@@ -110,7 +117,35 @@ def rewritten(module: nn.Module) -> nn.Module | None:
             parts[part] = nn.Parameter(values, requires_grad=whole.requires_grad)
     new = rewriting.build(module, parts)
     vars(new)[_MARK] = RewrittenFrom(rewriting.name, origins)
+    new.register_load_state_dict_pre_hook(_split_state)
     return new
+
+
+def _split_state(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Let a state dict of the module that this one stands in for load: parameters become their parts."""
+    record = made_from(module)
+    for name, origin in () if record is None else record.origins.items():
+        whole = state.get(prefix + name)
+        if isinstance(whole, Tensor) and tuple(whole.shape) == origin.shape:
+            del state[prefix + name]
+            state.update({prefix + part: values for part, values in origin.split(whole).items()})
+
+
+def joined_state(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state dict of a model in which parts are the parameters again that they were made of.
+
+    Parts of a packed layer, which has no dense weight, stay as they are.
+    """
+    joined = dict(state)
+    for path, record in rewritten_modules(model):
+        prefix = f"{path}." if path else ""
+        for name, origin in record.origins.items():
+            parts = {part: joined.get(prefix + part) for part in origin.parts}
+            if all(isinstance(value, Tensor) for value in parts.values()):
+                for part in parts:
+                    del joined[prefix + part]
+                joined[prefix + name] = origin.join({part: value for part, value in parts.items() if value is not None})
+    return joined
 
 
 def made_from(module: nn.Module) -> RewrittenFrom | None:

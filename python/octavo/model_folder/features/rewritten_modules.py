@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from octavo.errors import ContainerError
 from octavo.model_folder.stored_feature import Restoration, Stage, StoredFeature, is_names
 from octavo.nn.replace_modules import replace_modules
 from octavo.nn.rewriting import Origin, made_from, rewritten, rewritten_modules
+from octavo.recipe.sites import join
 
 KEY = "rewritten"
 
@@ -88,7 +89,21 @@ def _restore(restoration: Restoration, modules: Any) -> None:
         if dict(source.origins) != origins[path]:
             raise ContainerError(f"{path}: {record['as']} of other tensors in the file than in this model")
         new[id(module)] = stand_in
+        _split(restoration, path, origins[path])
     restoration.model = replace_modules(model, new)
+
+
+def _split(restoration: Restoration, path: str, origins: Mapping[str, Origin]) -> None:
+    """Take parameters apart that transformers' ``save_pretrained`` has written whole."""
+    for name, origin in origins.items():
+        whole = restoration.tensors.get(join(path, name))
+        if whole is None:
+            continue
+        if not isinstance(whole, Tensor) or tuple(whole.shape) != origin.shape:
+            raise ContainerError(f"{join(path, name)}: {tuple(whole.shape)}, but the model has {origin.shape} there")
+        parts = {join(path, part): values for part, values in origin.split(whole).items()}
+        rest = {other: tensor for other, tensor in restoration.tensors.items() if other != join(path, name)}
+        restoration.tensors = {**rest, **parts}
 
 
 REWRITTEN = StoredFeature(KEY, Stage.MODULES, describe=_describe, is_valid=_is_valid, restore=_restore)
