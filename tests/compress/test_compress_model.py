@@ -25,7 +25,7 @@ from octavo.errors import (
     TaskError,
 )
 from octavo.report.compression_report import read_report
-from octavo.report.value_texts import verdict_sentence
+from octavo.report.value_texts import prediction_line, verdict_sentence
 from torch import nn
 
 FORMATS = ("mxint8", "int4:g32", "nf4", "int2:g32")
@@ -490,12 +490,23 @@ def test_what_was_not_chosen_has_a_true_reason_and_all_its_values(goal):
     assert report["machine"]["cpu"] and report["machine"]["simd"]
 
 
-def test_the_prediction_has_one_unit_or_two_axes(result):
+def test_prediction_and_measurement_have_one_unit(result):
     alike = result.report["prediction"]
     assert "measured" not in alike and alike["unit"] == "nats"  # KL, added up and measured
     other = compressed(evaluate=lambda model: -float((model(data(1)[0]) - Net()(data(1)[0])).square().mean()))
-    assert other.report["prediction"]["measured"]["label"].startswith("loss of ")
-    assert other.report["prediction"]["label"] == alike["label"]
+    told = other.report["prediction"]
+    assert "measured" not in told and told["label"] == alike["label"] and told["unit"] == "nats"
+    assert told["quality"]["label"].startswith("loss of ") and "calibration data" in told["told"]
+    trial = other.found.chosen
+    whole = torch.cat(data())
+    logs = [model(whole).double().log_softmax(-1) for model in (Net().eval(), other.model)]
+    assert trial.divergence == pytest.approx(float((logs[0].exp() * (logs[0] - logs[1])).sum(-1).mean()), rel=1e-3)
+    if trial.point is not None:
+        assert told["chosen"] == {
+            "label": trial.label, "predicted": trial.point.loss, "measured": trial.divergence
+        }  # fmt: skip
+    line = prediction_line(told)
+    assert line.startswith(told["label"]) and "rank correlation" in line
     assert all("measured_loss" not in point for point in other.report["front"]["points"])
 
 

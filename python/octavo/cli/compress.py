@@ -212,7 +212,7 @@ def _check_out(model: str, out: Path, *, force: bool) -> None:
 def _show(report: dict[str, Any], model: str, out: Path, json: bool) -> None:
     from octavo.display.console import console, print_json
     from octavo.model_folder.weight_files import Checkpoint
-    from octavo.report.value_texts import verdict_sentence
+    from octavo.report.value_texts import prediction_line, verdict_sentence
 
     if json:
         print_json(report)
@@ -224,6 +224,8 @@ def _show(report: dict[str, Any], model: str, out: Path, json: bool) -> None:
             stdout.print(f"{row['label']:30} {_value(row, 'before')} -> {_value(row, 'after')}{_split(row)}")
         for label, value in (row.get("others") or {}).items():
             stdout.print(f"  {label:28} {_value({'unit': row['unit'], 'other': value}, 'other')}")
+    if prediction := report.get("prediction"):
+        stdout.print(prediction_line(prediction))
     stdout.print(f"{'written':30} {out}: model, recipe.toml, report.html, report.json")
     if Path(model).is_dir():
         tell_left_behind(Checkpoint.open(Path(model)), stdout)

@@ -219,6 +219,8 @@ def job_of(
         identity={**known.digests},
         unknown=known.unknown,
         sized=file_bytes,
+        unseen=None if evaluate is None else batches,
+        unseen_source="the calibration data: no other was given",
         training=lambda steps: _training(model, batches, loss, steps),
         data=_facts(batches, held, evaluate is not None, test is not None),
         samples=samples,

@@ -20,6 +20,7 @@ from octavo.cuda.machine import computer, cpu
 from octavo.recipe.rule import KEEP
 from octavo.report.value_texts import difference_text, value_text
 from octavo.search.measured_costs import cost_row, forward_costs
+from octavo.search.rank_correlation import rank_correlation
 from octavo.search.verification import ENOUGH
 from octavo.train.measurement import Measurement
 
@@ -84,7 +85,7 @@ def report_of(
     if search is not None:
         report |= {
             "front": _front(evidence, search),
-            "prediction": _prediction(evidence, search, missing),
+            "prediction": _prediction(job, evidence, search, missing),
             "sensitivity": _sensitivity(job, search, chosen),
         }
     else:
@@ -272,23 +273,18 @@ def _front(evidence: Evidence, search: Search) -> dict[str, Any]:
     }
 
 
-def _prediction(evidence: Evidence, search: Search, missing: dict[str, str]) -> dict[str, Any] | None:
-    pairs = [
-        {
-            "label": trial.label,
-            "predicted": trial.point.loss,
-            "measured": trial.quality.loss - min(evidence.before.loss, 0),
-        }
-        for trial in evidence.trials
-        if trial.series == "front" and trial.point is not None
-    ]
+def _prediction(job: Job, evidence: Evidence, search: Search, missing: dict[str, str]) -> dict[str, Any] | None:
+    pairs = [pair for trial in evidence.trials if trial.series == "front" and (pair := _pair(evidence, trial))]
     if not pairs:
         missing["prediction"] = "no point of the front was evaluated"
         return None
-    label, unit = _LOSSES.get(search.sensitivity.divergence, (search.sensitivity.divergence, ""))
+    label, unit = _loss_of(job, search)
     metric = evidence.before.metric
     measured_label, measured_unit = _MEASURED.get(metric, (f"loss of {metric}", ""))
     alike = metric.lower() == search.sensitivity.divergence
+    correlation = rank_correlation([pair["predicted"] for pair in pairs], [pair["measured"] for pair in pairs])
+    chosen = _pair(evidence, evidence.chosen)
+    one_unit = alike or job.unseen is not None
     return (
         {
             "unit": unit,
@@ -296,9 +292,30 @@ def _prediction(evidence: Evidence, search: Search, missing: dict[str, str]) -> 
             "pairs": pairs,
             "method": "additive",
         }
-        | ({} if alike else {"measured": {"label": measured_label, "unit": measured_unit}})
-        | ({} if search.correlation is None else {"rank_correlation": search.correlation})
+        | ({} if one_unit else {"measured": {"label": measured_label, "unit": measured_unit}})
+        | ({} if math.isnan(correlation) else {"rank_correlation": correlation})
+        | ({} if chosen is None or not one_unit else {"chosen": chosen})
+        | ({} if job.unseen is None else {"told": f"measured on {job.unseen_source}"})
+        | (
+            {}
+            if alike or search.correlation is None
+            else {"quality": {"label": measured_label, "rank_correlation": search.correlation}}
+        )
     )
+
+
+def _pair(evidence: Evidence, trial: Trial) -> dict[str, Any] | None:
+    """Return the predicted loss of a trial beside the measured one; None for one that is no point of the front."""
+    if trial.point is None:
+        return None
+    measured = trial.quality.loss - min(evidence.before.loss, 0) if trial.divergence is None else trial.divergence
+    return {"label": trial.label, "predicted": trial.point.loss, "measured": measured}
+
+
+def _loss_of(job: Job, search: Search) -> tuple[str, str]:
+    """Return what the loss of a sensitivity is, and its unit."""
+    label, unit = _LOSSES.get(search.sensitivity.divergence, (search.sensitivity.divergence, ""))
+    return (f"{label} a token" if job.task == "language model" and unit else label), unit
 
 
 def _sensitivity(job: Job, search: Search, chosen: Trial) -> dict[str, Any]:

@@ -73,6 +73,8 @@ class Job:
     of them has no identity, as :class:`octavo.search.fingerprints.Identity` says it. ``file_bytes``: of the float
     model's file.
     ``output``, ``divergence``: what sensitivities compare, and how (:func:`octavo.search.measure_sensitivity`).
+    ``unseen``: batches that nothing is calibrated on, on which the divergence of a packed model is measured beside its
+    quality; None: the quality is that divergence. ``unseen_source``: what they are, for people.
     ``half_vectors``: ``write`` stores vectors in two bytes a value. ``costs``: rows of the report, of the float and the
     packed model, peak memory and latencies among them; None: those of forward passes.
     ``formats``: candidates of every layer, where nobody names others.
@@ -102,6 +104,8 @@ class Job:
     formats: tuple[str, ...] = FORMATS
     unknown: tuple[str, ...] = ()
     sized: Callable[[nn.Module], int] | None = None
+    unseen: Sequence[Any] | None = None
+    unseen_source: str = ""
 
     def size(self, model: nn.Module) -> int:
         """Return the bytes of the file of weights that ``write`` makes of a model, header included."""

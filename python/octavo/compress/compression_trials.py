@@ -40,13 +40,15 @@ class Trial(Candidate):
     """A candidate that was built and evaluated.
 
     ``nbytes``: of the file of weights, header included; ``tensor_bytes``: of its tensors. ``seconds``: of a call on the
-    samples of the goal's latency; None without such a goal.
+    samples of the goal's latency; None without such a goal. ``divergence``: from the float model, on data that
+    nothing is calibrated on; None where the quality is that.
     """
 
     nbytes: int
     tensor_bytes: int
     quality: Measurement
     seconds: float | None = None
+    divergence: float | None = None
 
 
 @dataclass(frozen=True)

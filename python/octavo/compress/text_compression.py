@@ -114,7 +114,7 @@ def text_job(given: str, data: Path | None = None, test: Path | None = None, rea
         parts = _language(opened, data, test, reading)
     else:
         parts = _agreement(opened, data, test, reading)
-    calibration, quality, tested, measures, facts, examples, (trained, loss, told) = parts
+    calibration, quality, tested, measures, facts, examples, (trained, loss, told), unseen = parts
 
     def read(folder: Path) -> nn.Module:
         return load_model(folder).float()
@@ -142,6 +142,8 @@ def text_job(given: str, data: Path | None = None, test: Path | None = None, rea
         identity={**known.digests},
         unknown=known.unknown,
         sized=lambda model: file_bytes(model, metadata),
+        unseen=unseen,
+        unseen_source="a part of the validation data",
         file_bytes=source.nbytes,
         data=facts,
         samples=reading.calibrated,
@@ -152,10 +154,13 @@ def text_job(given: str, data: Path | None = None, test: Path | None = None, rea
 _Row = TypeVar("_Row")
 # Calls that guard one of the many measurements that choose; those that are reported have all.
 _GUARD = 8
+# Validation texts, and tokens of a language model, on which divergences are measured.
+_HELD_TEXTS, _HELD_TOKENS = 128, 2048
 # What makes batches with what they are trained to, the loss of one, and what it is, for people.
 Trained = tuple[Callable[[], list[tuple[dict[str, Tensor], Tensor | None]]], Loss, str]
 Parts = tuple[
-    list[dict[str, Tensor]], Quality, Quality | None, str, tuple[DataFacts, ...], Examples | None, Trained
+    list[dict[str, Tensor]], Quality, Quality | None, str, tuple[DataFacts, ...], Examples | None, Trained,
+    list[dict[str, Tensor]] | None,
 ]  # fmt: skip
 
 
@@ -202,6 +207,7 @@ def _classifier(opened: TextModel, data: Path, test: Path | None, reading: Readi
         facts,
         _labelled_examples(opened, reported),
         (trained, _class_loss, f"cross-entropy of the labels of {len(rows):,} texts"),
+        opened.batches(chosen.texts[:_HELD_TEXTS], tokens=tokens),
     )
 
 
@@ -260,6 +266,9 @@ def _language(opened: TextModel, data: Path, test: Path | None, reading: Reading
             lambda: [(row, None) for row in rows],
             _token_loss,
             "cross-entropy of the next token of the text that calibrates",
+        ),
+        window_batches(
+            cut_windows([chosen], tokens, end, most=max(_HELD_TOKENS // tokens, 1)), tokens, opened.argument, 8
         ),
     )
 
@@ -320,7 +329,7 @@ def _agreement(opened: TextModel, data: Path | None, test: Path | None, reading:
     trained = pairs, _distilled(opened.model), f"divergence from the original model on {len(more):,} texts"
     tested = agrees(batches[2]) if third else None
     examples = Examples(third) if opened.task != "language" else None  # whose values are of tokens
-    return batches[0], agrees(batches[1]), tested, AGREEMENT, facts, examples, trained
+    return batches[0], agrees(batches[1]), tested, AGREEMENT, facts, examples, trained, None
 
 
 def _read(opened: TextModel, path: Path, reading: Reading) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from torch import nn
@@ -19,6 +19,7 @@ from octavo.search.layer_sensitivity import Sensitivity
 from octavo.search.measured_costs import latencies, resized
 from octavo.search.measured_latencies import machine
 from octavo.search.peers import Peer, nearest, peer_model, weights_of
+from octavo.search.refine import judge
 from octavo.search.short_training import Training, train_short
 from octavo.train.measurement import Measurement
 
@@ -31,6 +32,12 @@ class Bench:
     def __init__(self, job: Job, goal: Goal, journal: Journal, tell: Tell, workers: int) -> None:
         """Take the parts. ``workers``: processes that measure candidates ahead."""
         self.job, self.goal, self.journal, self.tell, self.workers = job, goal, journal, tell, workers
+
+    @cache  # noqa: B019 # a bench lives as long as its compression
+    def _divergence(self) -> Callable[[nn.Module], float] | None:
+        """Return the divergence of a model from the float one, whose outputs are kept; None where the quality is it."""
+        job = self.job
+        return None if job.unseen is None else judge(job.model, job.unseen, job.output, job.divergence)
 
     @property
     def samples(self) -> Any:
@@ -67,6 +74,7 @@ class Bench:
         by_recipe = {str(candidate.recipe): candidate for candidate in candidates}
         missing = [text for text, candidate in by_recipe.items() if self._find(candidate) is None]
         self.tell(f"verifying {len(missing)} points in {self.workers} processes", 0.55)
+        self._divergence()  # runs the float model once, before this process forks
 
         def row(text: str) -> dict[str, Any] | None:
             try:
@@ -134,6 +142,8 @@ class Bench:
         """Return what a packed model measures."""
         row = {**self.job.evaluate(packed).stored(), "nbytes": self.job.size(packed)}
         row["tensor_bytes"] = self.job.tensor_bytes(packed)
+        if (divergence := self._divergence()) is not None:
+            row["divergence"] = divergence(packed)
         if self.goal.latency is not None:
             row["seconds"] = latencies({"": packed}, self.samples)[""]["value"]
         return row
@@ -142,10 +152,11 @@ class Bench:
         with self.journal.decoding():
             row = dict(record["row"])
             nbytes, tensor_bytes = int(row.pop("nbytes")), int(row.pop("tensor_bytes"))
-            seconds = row.pop("seconds", None)
+            seconds, divergence = row.pop("seconds", None), row.pop("divergence", None)
+            divergence = None if divergence is None else float(divergence)
             seconds = None if seconds is None else float(seconds)
             return Trial(
-                **vars(candidate), nbytes=nbytes, tensor_bytes=tensor_bytes, seconds=seconds,
+                **vars(candidate), nbytes=nbytes, tensor_bytes=tensor_bytes, seconds=seconds, divergence=divergence,
                 quality=Measurement.restored(row),
             )  # fmt: skip
 

@@ -46,6 +46,8 @@ PARTS: dict[str, Any] = {
         "unit": str, "label": str, "measured?": {"label": str, "unit": str},
         "pairs": [{"label": str, "predicted": NUMBER, "measured": NUMBER}],
         "rank_correlation?": NUMBER, "method?": str, "told?": str,
+        "chosen?": {"label": str, "predicted": NUMBER, "measured": NUMBER},
+        "quality?": {"label": str, "rank_correlation": NUMBER},
     },
     "sensitivity": {
         "measure": str, "unit": str, "samples?": int, "tokens?": int, "formats": [str],

@@ -35,6 +35,8 @@ const predictionChart = (place, found) => {
   if (found.told) told.push(found.told);
   const box = make("div", "pair"), panel = make("div"), side = make("div"), named = it => it.label + (it.unit && it.unit !== "share" ? ` (${it.unit})` : ""); place.append(box); box.append(panel, side);
   panel.append(make("h3", "", told.join(" · ")));
+  if (found.chosen) panel.append(make("p", "soft small", `The chosen model: predicted ${found.label} ${shown(found.chosen.predicted, found.unit)}, measured ${shown(found.chosen.measured, measured.unit)}.`));
+  if (found.quality) panel.append(make("p", "soft small", `Rank correlation of the prediction with ${found.quality.label}: ${found.quality.rank_correlation.toFixed(3).replace("-", "−")}.`));
   const log = found.pairs.every(pair => pair.predicted > 0 && pair.measured > 0);
   chart(panel, { label: "Prediction against measurement", height: 340, diagonal: !other, x: { label: `predicted ${named(found)}`, unit: found.unit, log }, y: { label: `measured ${named(measured)}`, unit: measured.unit, log }, series: [{ name: "points", marker: "circle", colour: 0, points: found.pairs.map(pair => ({ x: pair.predicted, y: pair.measured, told: `${pair.label}\npredicted ${found.label}: ${shown(pair.predicted, found.unit)}\nmeasured ${measured.label}: ${shown(pair.measured, measured.unit)}` })) }] });
   const body = table(side, [{ label: "point" }, { label: "predicted", number: true }, { label: "measured", number: true }], "Prediction and measurement"); body.closest(".wide").classList.add("tall");

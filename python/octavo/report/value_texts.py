@@ -45,6 +45,18 @@ def row_difference(row: Mapping[str, Any]) -> dict[str, Any] | None:
     return None
 
 
+def prediction_line(prediction: Mapping[str, Any]) -> str:
+    """Return the predicted and the measured loss of the chosen model, and how well the prediction orders points."""
+    parts, unit = [], prediction["unit"]
+    if (chosen := prediction.get("chosen")) is not None:
+        values = (f"{name} {value_text(chosen[name], unit)}" for name in ("predicted", "measured"))
+        parts.append(", ".join(values))
+    if prediction.get("rank_correlation") is not None:
+        count = len(prediction["pairs"])
+        parts.append(f"rank correlation {prediction['rank_correlation']:.2f} over {count} points")
+    return f"{prediction['label']:30} {'; '.join(parts) or 'no point of the front was chosen'}"
+
+
 def verdict_sentence(report: Mapping[str, Any]) -> str:
     """Return what came of a compression in one sentence: the goal if it was missed, bytes, the main metric, speed."""
     verdict = report["verdict"]

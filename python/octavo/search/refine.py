@@ -130,7 +130,7 @@ def tune(
             raise ConfigError(f"method {method!r} is none; accepted are {', '.join(METHODS)}")
     model = shared_copy(model)
     solved, judged = parted(model, Batches(batches, samples), _HELD_OUT)
-    loss_of = _judge(model, judged, output, divergence)
+    loss_of = judge(model, judged, output, divergence)
     choice = dict(point.choice if isinstance(point, Point) else point)
     show = Stages(progress)
 
@@ -249,7 +249,7 @@ def _called(model: nn.Module, batches: Sequence[Any]) -> set[str]:
     return paths
 
 
-def _judge(
+def judge(
     model: nn.Module, batches: Sequence[Any], output: Output | None, divergence: str | None
 ) -> Callable[[nn.Module], float]:
     """Return a function that gives the mean divergence of another model from ``model`` on batches."""

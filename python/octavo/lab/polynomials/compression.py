@@ -53,11 +53,7 @@ def polynomial_job(name: str, folder: Path, *, lines: int = TEST) -> Job:
     network, tokenizer = load_model(folder)
     data = splits(SPLIT_SEED, VALIDATION, TEST)
     validation, test = data.validation[:TRIED], data.test[:lines]
-    encoded = EncodedLines.of(data.train.lines(0, CALIBRATED), tokenizer)
-    batches = [
-        {"source_BS": encoded.source[start : start + _BATCH], "target_BT": encoded.target[start : start + _BATCH]}
-        for start in range(0, CALIBRATED, _BATCH)
-    ]
+    batches = _batches(EncodedLines.of(data.train.lines(0, CALIBRATED), tokenizer), CALIBRATED)
     writer = _Writer(network, tokenizer)
     view = matrix_view(network)
     known = identity_of(model=network, data=[batches, validation], tokenizer=tokenizer)
@@ -84,6 +80,8 @@ def polynomial_job(name: str, folder: Path, *, lines: int = TEST) -> Job:
             DataFacts("test", "other lines that do not occur in training", len(test)),
         ),
         samples=CALIBRATED,
+        unseen=_batches(EncodedLines.of(validation[:_BATCH], tokenizer), _BATCH),
+        unseen_source=f"{_BATCH} of the validation lines",
         half_vectors=True,
         formats=FORMATS,
         output=_answered,
@@ -91,6 +89,13 @@ def polynomial_job(name: str, folder: Path, *, lines: int = TEST) -> Job:
         costs=lambda before, after: writer.costs(before, after, test),
         training=lambda steps: _training(view, data, steps),
     )
+
+
+def _batches(lines: EncodedLines, count: int) -> list[dict[str, Tensor]]:
+    return [
+        {"source_BS": lines.source[start : start + _BATCH], "target_BT": lines.target[start : start + _BATCH]}
+        for start in range(0, count, _BATCH)
+    ]
 
 
 def _answered(logits_BTV: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
