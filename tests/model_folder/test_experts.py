@@ -37,6 +37,16 @@ MIXTURES = {
         "moe_intermediate_size": 32, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16,
         "qk_nope_head_dim": 16, "v_head_dim": 16, "num_key_value_heads": 4,
     }),
+    "jetmoe": ("JetMoeForCausalLM", {"kv_channels": 16, "num_local_experts": 4, **_FEW}),
+    "llama4": ("Llama4ForCausalLM", {
+        "head_dim": 16, "intermediate_size_mlp": 96, "num_local_experts": 4, "num_experts_per_tok": 1,
+        "num_key_value_heads": 2, "interleave_moe_layer_step": 1,
+    }),
+    "dbrx": ("DbrxForCausalLM", {
+        "d_model": 64, "n_heads": 4, "n_layers": 2, "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 64},
+    }),
+    "xlnet": ("XLNetLMHeadModel", {"d_model": 64, "n_head": 4, "n_layer": 2, "d_inner": 96}),
 }  # fmt: skip
 
 
@@ -44,7 +54,7 @@ def mixture(kind):
     name, config = MIXTURES[kind]
     model = transformer(name, width=64, inner=96, heads=4, **config)
     for path, parameter in model.named_parameters():
-        if path.endswith("bias"):  # zeros say nothing about places
+        if path.endswith("bias") or kind in ("llama4", "xlnet"):  # zeros, or little else, say nothing about places
             nn.init.normal_(parameter, std=0.1)
     return model
 

@@ -14,6 +14,8 @@ class SumLinear(nn.Linear):
     Modules that multiply parameters of their own compute so; where their layers stay float, no bit changes.
     """
 
+    is_plain_product = True
+
     def forward(self, input: Tensor) -> Tensor:
         """Return ``x W^T + b``."""
         product = input @ self.weight.T
@@ -21,9 +23,13 @@ class SumLinear(nn.Linear):
 
 
 def computes_as(module: nn.Module, cls: type[nn.Module]) -> bool:
-    """Whether the ``forward`` of a module is that of ``cls``, or computes the same product of a linear layer."""
+    """Whether the ``forward`` of a module is that of ``cls``, or computes the same product of a linear layer.
+
+    A class of ours whose own ``forward`` does has ``is_plain_product``.
+    """
     forward = type(module).forward
     if forward is cls.forward:
         return True
     name = f"{forward.__module__}.{getattr(forward, '__qualname__', '')}"
-    return cls is nn.Linear and (forward is SumLinear.forward or name == _OF_TRANSFORMERS)
+    owner = next(base for base in type(module).__mro__ if "forward" in vars(base))
+    return cls is nn.Linear and (vars(owner).get("is_plain_product") is True or name == _OF_TRANSFORMERS)
