@@ -101,7 +101,9 @@ class AttentionLayers(nn.Module):
         if added is not None:
             shapes = (length, k.shape[2]), (batch * heads, length, k.shape[2])
             if tuple(added.shape) not in shapes:
-                raise RuntimeError(f"attn_mask has shape {tuple(added.shape)}; accepted are {shapes[0]} and {shapes[1]}")
+                raise RuntimeError(
+                    f"attn_mask has shape {tuple(added.shape)}; accepted are {shapes[0]} and {shapes[1]}"
+                )
             added = added[None, None] if added.dim() == 2 else added.unflatten(0, (batch, heads))
         hidden = _added(padding, q.dtype)
         if hidden is not None:
@@ -137,9 +139,7 @@ def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.bool(), float("-inf"))
 
 
-def _attend_with_weights(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float
-) -> tuple[Tensor, Tensor]:
+def _attend_with_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> tuple[Tensor, Tensor]:
     batch, heads, length, size = q.shape
     scaled, keys, values = (x.flatten(0, 1) for x in (q * math.sqrt(1.0 / float(size)), k, v))
     if mask is None:

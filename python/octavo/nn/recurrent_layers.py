@@ -35,7 +35,7 @@ def gru_step(x: Tensor, h: Tensor, state: State) -> State:
     """Return the hidden state after a step. ``x``, ``h``: products of input and hidden state, three gates each."""
     size = state[0].shape[1]
     # Sums of both gates, cut afterwards: torch's sigmoid of a row that is part of a longer one has other last bits.
-    reset, update = ((h[:, : 2 * size] + x[:, : 2 * size]).chunk(2, 1))
+    reset, update = (h[:, : 2 * size] + x[:, : 2 * size]).chunk(2, 1)
     reset, update, x_new, h_new = reset.sigmoid(), update.sigmoid(), x[:, 2 * size :], h[:, 2 * size :]
     new = (x_new + h_new * reset).tanh()
     return ((state[0] - new) * update + new,)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import nn
 
+from octavo.nn.format_layer import FormatLayer
 from octavo.nn.model_copies import deep_copy
 from octavo.nn.transformers_methods import use_our_methods
 
@@ -14,19 +16,25 @@ Undo = list[Callable[[], None]]
 
 
 def replace_modules(model: nn.Module, new: Mapping[int, nn.Module], undo: Undo | None = None) -> nn.Module:
-    """Put modules in the place of others, wherever those stand; return ``model``, or what takes its own place.
+    """Put modules in the place of others, wherever those stand; return ``model``, or the layer that takes its own place.
 
-    ``new``: modules by the ``id`` of the one that each replaces. ``undo``: gets calls that put everything back.
+    ``new``: modules by the ``id`` of the one that each replaces. A model that is itself to be replaced by a module made
+    of layers becomes that: whoever holds it holds the new one. ``undo``: gets calls that put everything back.
     """
     steps: Undo = [] if undo is None else undo
-    for module in list(model.modules()):
+    for module in [*model.modules(), *new.values()]:  # a module made of layers has parts of the one it replaces
         for name, child in module._modules.items():
             if child is not None and id(child) in new:
                 module._modules[name] = new[id(child)]
                 steps.append(_putting(module, name, child))
-    for module, former in use_our_methods(model):
+    top = new.get(id(model), model)
+    if top is not model and not isinstance(top, FormatLayer):
+        steps.append(_becoming(model, type(model), vars(model)))
+        _becoming(model, type(top), vars(top))()
+        top = model
+    for module, former in use_our_methods(top):
         steps.append(_of_class(module, former))
-    return new.get(id(model), model)
+    return top
 
 
 def copy_with(model: nn.Module, new: Mapping[int, nn.Module]) -> nn.Module:
@@ -38,6 +46,14 @@ def copy_with(model: nn.Module, new: Mapping[int, nn.Module]) -> nn.Module:
 
 def _putting(module: nn.Module, name: str, child: nn.Module) -> Callable[[], None]:
     return lambda: module._modules.update({name: child})
+
+
+def _becoming(module: nn.Module, cls: type[nn.Module], content: dict[str, Any]) -> Callable[[], None]:
+    def become() -> None:
+        module.__class__ = cls
+        module.__dict__ = content
+
+    return become
 
 
 def _of_class(module: nn.Module, cls: type[nn.Module]) -> Callable[[], None]:

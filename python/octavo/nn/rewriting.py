@@ -23,6 +23,7 @@ The forward of the new module calls its layers; ``tests/nn/test_rewriting.py`` h
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -98,10 +99,10 @@ def rewriting_of(module: nn.Module) -> Rewriting | None:
     return next((rewriting for rewriting in _REWRITINGS.values() if rewriting.fits(module)), None)
 
 
-def rewritten(module: nn.Module) -> nn.Module | None:
+def rewritten(module: nn.Module, shared: Collection[int] = ()) -> nn.Module | None:
     """Return the module made of layers that computes what ``module`` does; None where no rewriting takes it.
 
-    Both hold the same memory: the layers' weights are views of the parameters of ``module``, and parts, hooks and
+    ``shared``: parameters, by ``id``, that other modules hold, too; a module with one of them stays as it is. Both hold the same memory: the layers' weights are views of the parameters of ``module``, and parts, hooks and
     attributes that stay are shared.
     """
     rewriting = rewriting_of(module)
@@ -111,7 +112,7 @@ def rewritten(module: nn.Module) -> nn.Module | None:
     parts: dict[str, nn.Parameter] = {}
     for name, origin in origins.items():
         whole = module.get_parameter(name)
-        if is_lazy(whole):
+        if is_lazy(whole) or id(whole) in shared:
             return None
         for part, values in origin.split(whole.detach()).items():
             parts[part] = nn.Parameter(values, requires_grad=whole.requires_grad)
@@ -169,25 +170,32 @@ def layers_in_reach(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, n
     """
     reached: dict[str, nn.Module] = {}
     stand_ins: dict[str, nn.Module] = {}
-    known: dict[nn.Module, nn.Module] = {}
-    inside: list[str] = []  # paths of rewritten modules
-    for path, module in model.named_modules(remove_duplicate=False):
-        if inside and _is_below(path, inside):
-            continue
-        new = known.get(module) or rewritten(module)
-        if new is None:
-            reached[path] = module
-            continue
+    known: dict[nn.Module, nn.Module | None] = {}
+    shared = _shared_parameters(model)
+
+    def walk(path: str, module: nn.Module) -> None:
         if module not in known:
-            known[module] = stand_ins[path] = new
-        inside.append(path)
-        prefix = f"{path}." if path else ""
-        reached |= {(prefix + name).rstrip("."): part for name, part in new.named_modules(remove_duplicate=False)}
+            known[module] = new = rewritten(module, shared)
+            if new is not None:
+                stand_ins[path] = new
+        reached[path] = here = known[module] or module
+        for name, part in here._modules.items():
+            if part is not None:
+                walk(f"{path}.{name}" if path else name, part)
+
+    walk("", model)
     return reached, stand_ins
 
 
-def _is_below(path: str, modules: list[str]) -> bool:
-    return any(not other or path.startswith(f"{other}.") for other in reversed(modules))
+def _shared_parameters(model: nn.Module) -> set[int]:
+    """Return the parameters, by ``id``, that several modules hold: each is one tensor, and stays one."""
+    holders = Counter(id(held) for module in model.modules() for held in set(module._parameters.values()))
+    return {parameter for parameter, count in holders.items() if count > 1}
+
+
+def new_parts(module: nn.Module, old: nn.Module) -> set[nn.Module]:
+    """Return the modules in a rewritten ``module`` that the one it stands in for has not."""
+    return set(module.modules()) - set(old.modules())
 
 
 def rewrite_modules(model: nn.Module, paths: Collection[str] | None = None, undo: Undo | None = None) -> nn.Module:

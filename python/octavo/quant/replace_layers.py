@@ -13,7 +13,7 @@ from octavo.nn.format_layer import FormatLayer
 from octavo.nn.quant_layer import NO_PLAIN_WEIGHT, QuantLayer, has_plain_weight, recomputed
 from octavo.nn.registry import float_kinds, kind_of
 from octavo.nn.replace_modules import Undo, replace_modules
-from octavo.nn.rewriting import layers_in_reach
+from octavo.nn.rewriting import layers_in_reach, new_parts
 from octavo.recipe import Recipe
 from octavo.recipe.spec import LayerPlan
 
@@ -58,7 +58,7 @@ class Replacement:
         """Make the layers. ``recipe``: the text that the plan is of, for the way out in errors."""
         self.model = model
         modules, stand_ins = layers_in_reach(model)
-        past = _read_past(model)
+        past = _read_past(modules)
         self.layers: dict[str, nn.Module] = {}
         self.replaced = {path: modules[path] for path in plan}
         self._new: dict[int, nn.Module] = {}
@@ -80,14 +80,15 @@ class Replacement:
             self.layers[path] = layer
             self._new[id(module)] = layer
         for path, new in stand_ins.items():  # in the model only where one of its layers has a format now
-            if inside := {id(part): self._new[id(part)] for part in new.modules() if id(part) in self._new}:
-                self._new[id(model.get_submodule(path))] = replace_modules(new, inside)
+            old = model.get_submodule(path)
+            if inside := {id(part): self._new[id(part)] for part in new_parts(new, old) if id(part) in self._new}:
+                self._new[id(old)] = replace_modules(new, inside)
 
     def apply(self) -> nn.Module:
         """Put the layers in place, at every path they are known by; return the model, or its replacement."""
         quantized = replace_modules(self.model, self._new, self._undo)
         replacements = set(self._new.values())
-        for module in self.model.modules():
+        for module in quantized.modules():
             # torch's fast path reads the weights of its layers past them.
             if isinstance(module, nn.TransformerEncoderLayer) and not replacements.isdisjoint(module.children()):
                 self._set(vars(module), "activation_relu_or_gelu", 0)
@@ -107,9 +108,9 @@ class Replacement:
         registry[name] = value
 
 
-def _read_past(model: nn.Module) -> set[nn.Module]:
+def _read_past(modules: Mapping[str, nn.Module]) -> set[nn.Module]:
     """Modules whose weights another module reads itself."""
-    return {m.out_proj for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
+    return {m.out_proj for m in modules.values() if isinstance(m, nn.MultiheadAttention)}
 
 
 def check_layers(model: nn.Module, recipe: Recipe) -> None:

@@ -1,0 +1,116 @@
+"""Parameters of a module that holds no layer for them, as tables: learned positions, latents, weights of its own products.
+
+A parameter ``position_embeddings`` ``[1, N, D]`` becomes an ``nn.Embedding`` of the name ``position_embeddings_table``
+inside a module of the same class, whose attribute ``position_embeddings`` is the rows of the table, rounded or decoded
+as the table is. The module's own code runs as it is.
+
+State matrices and factors stay as they are: models raise them to powers, or multiply everything by them. So do weights
+that choose experts, which are small and decide much.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from octavo.late_binding import late
+from octavo.nn.format_layer import FormatLayer
+from octavo.nn.rewriting import Origin, Rewriting, bare_copy, made_from, register_rewriting
+from octavo.tensors.packed_tensor import FLOATS
+
+_LEAST = 256  # elements: below, scales and the names of a file weigh more than is saved
+_NARROW = 32  # columns: narrower tables are turned, for a scale counts for a row at least
+_SUFFIX = "_table"
+_STAYS = re.compile(r"A|.*(A_log|A_logs|decay|scale|scaling|gamma|lambda\w*|alpha|beta|temperature|dt_bias|time_\w+)")
+_CHOOSES = re.compile(r"\w*(Router|Gate|Gating|TopK|Norm)\w*")
+_LEFT = ("torch.", "octavo.")  # packages whose modules have layers of ours, or no tables
+
+
+class TableClass(type):
+    """The class of a class whose parameters are tables: pickled as the class that it was made of, and their names."""
+
+
+_classes: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
+
+
+def class_with_tables(cls: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    """Return the subclass of ``cls`` whose attributes of these names are the rows of tables."""
+    if (cls, names) not in _classes:
+        named = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+        properties = {name: property(_reader(name)) for name in names}
+        _classes[cls, names] = cast("type[nn.Module]", TableClass(cls.__name__, (cls,), {**named, **properties}))
+    return _classes[cls, names]
+
+
+def _reader(name: str) -> Any:
+    return lambda module: rows_of(module, name)
+
+
+def rows_of(module: nn.Module, name: str) -> Tensor:
+    """Return a parameter that is a table: every row, as the table looks it up, in the shape of the parameter."""
+    record, table = made_from(module), cast("Any", module._modules[name + _SUFFIX])
+    assert record is not None  # the class is that of such modules alone
+    origin = record.origins[name]
+    codes = table._buffers.get("weight_codes")
+    device = table._parameters["weight"].device if codes is None else codes.device
+    rows: Tensor = table(torch.arange(table.num_embeddings, device=device))
+    return (rows.T if origin.is_turned else rows).reshape(origin.shape)
+
+
+def _tables(module: nn.Module) -> list[str]:
+    """Return the names of the parameters of a module that become tables."""
+    return [
+        name
+        for name, value in module._parameters.items()
+        if value is not None
+        and value.dtype in FLOATS
+        and not nn.parameter.is_lazy(value)
+        and value.numel() >= _LEAST
+        and sum(size > 1 for size in value.shape) > 1
+        and not _STAYS.fullmatch(name)
+    ]
+
+
+def _fits(module: nn.Module) -> bool:
+    cls = type(module)
+    theirs = f"{cls.__module__}.".startswith(_LEFT) and cls is not nn.Bilinear
+    if type(cls) is not type or theirs or isinstance(module, FormatLayer) or "parametrizations" in module._modules:
+        return False
+    if _CHOOSES.fullmatch(cls.__name__) or late("kind_of")(module) is not None:
+        return False
+    return bool(_tables(module))
+
+
+def _origins(module: nn.Module) -> dict[str, Origin]:
+    origins = {}
+    for name in _tables(module):
+        shape = tuple(module.get_parameter(name).shape)
+        columns = shape[-1]
+        rows = math.prod(shape) // columns
+        turned = columns < _NARROW <= rows
+        part = f"{name}{_SUFFIX}.weight"
+        origins[name] = Origin(shape, (part,), (columns, rows) if turned else (rows, columns), turned)
+    return origins
+
+
+def _build(module: nn.Module, parts: Mapping[str, nn.Parameter]) -> nn.Module:
+    names = tuple(name.removesuffix(f"{_SUFFIX}.weight") for name in parts)
+    new: nn.Module = bare_copy(module, class_with_tables(type(module), names), names)
+    for name in names:
+        weight = parts[f"{name}{_SUFFIX}.weight"]
+        table = nn.Embedding(*weight.shape, _weight=weight)
+        table.weight = weight
+        new.add_module(name + _SUFFIX, table.train(module.training))
+    return new
+
+
+copyreg.pickle(
+    TableClass, lambda cls: (class_with_tables, (cls.__mro__[1], tuple(n for n, v in vars(cls).items() if isinstance(v, property))))
+)  # fmt: skip
+register_rewriting(Rewriting("tables", _fits, _origins, _build))
