@@ -66,6 +66,10 @@ def test_times_follow_bytes_and_totals_add_up():
     assert json.loads(json.dumps(costs.as_dict()))["nbytes"] == costs.nbytes
 
 
+class Cell(nn.LSTM):
+    """A subclass, which may compute something else: none is made of layers."""
+
+
 class Mixed(nn.Module):
     """Layers of every kind, and tensors of none: recurrent, transposed, experts, norms, buffers, ties."""
 
@@ -74,7 +78,7 @@ class Mixed(nn.Module):
         self.embed, self.head = nn.Embedding(50, 64), nn.Linear(64, 50)
         self.head.weight = self.embed.weight
         self.conv, self.up = nn.Conv2d(4, 8, 3), nn.ConvTranspose2d(8, 4, 3)
-        self.cell, self.norm, self.scale = nn.LSTM(64, 32), nn.BatchNorm1d(64), nn.LayerNorm(64)
+        self.cell, self.norm, self.scale = Cell(64, 32), nn.BatchNorm1d(64), nn.LayerNorm(64)
         self.experts = nn.Parameter(torch.randn(4, 64, 32))
         self.attend = nn.MultiheadAttention(64, 4)
         self.blocks = nn.ModuleList([nn.Linear(64, 64)])
@@ -102,9 +106,7 @@ def test_every_tensor_is_listed_and_the_total_is_that_of_the_file(way, tmp_path)
     costs = octavo.explain(made)
     assert costs.stored == bytes_in_file(made, tmp_path / "model")
     listed = {other.name: other for other in costs.others}
-    assert {"experts", "cell.weight_hh_l0", "up.weight", "up.bias", "norm.running_mean", "steps", "table"} <= set(
-        listed
-    )
+    assert {"experts", "cell.weight_hh_l0", "norm.running_mean", "steps", "table"} <= set(listed)
     assert listed["table"].stored == 0 and listed["steps"].stored == 72 and listed["experts"].owner == "Mixed"
     layers = {cost.path for cost in costs.layers}
     tied = {name for name, _ in made.named_parameters(remove_duplicate=False)} - {n for n, _ in made.named_parameters()}
@@ -117,7 +119,7 @@ def test_every_tensor_is_listed_and_the_total_is_that_of_the_file(way, tmp_path)
 
 
 def test_models_without_layers_are_listed(tmp_path):
-    model = nn.LSTM(16, 16)
+    model = nn.Sequential(nn.LayerNorm(16), nn.LSTM(16, 16))
     costs = octavo.explain(model)
     assert not costs.layers and costs.stored == bytes_in_file(model, tmp_path / "model")
     assert octavo.explain(nn.Linear(4, 4)).stored == 80

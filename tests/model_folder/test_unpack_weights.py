@@ -87,9 +87,11 @@ def expected(model):
             state[name] = weight_of(rows, layer.groups, layer.kernel_size)
         elif isinstance(layer, transformers.pytorch_utils.Conv1D):
             state[name] = octavo.quantize(layer.weight.detach(), FORMAT, axis=0)
-        elif path.endswith(".experts"):  # [experts, out, in]
+        elif path.endswith(".experts") or isinstance(layer, nn.LSTM):  # [experts, out, in]; matrices of gates
             state |= {
-                f"{path}.{own}": octavo.quantize(value.detach(), FORMAT) for own, value in layer.named_parameters()
+                f"{path}.{own}": octavo.quantize(value.detach(), FORMAT)
+                for own, value in layer.named_parameters()
+                if value.ndim > 1
             }
         else:
             continue

@@ -13,6 +13,10 @@ from octavo.recipe.spec import LayerPlan, Spec
 from torch import nn
 
 
+class Cell(nn.LSTM):
+    """A subclass, which may compute something else: none is made of layers."""
+
+
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -20,7 +24,7 @@ class Model(nn.Module):
         self.head = nn.Linear(32, 50)
         self.head.weight = self.embed.weight
         self.conv = nn.Conv2d(4, 8, 3)
-        self.cell, self.up = nn.LSTM(32, 32), nn.ConvTranspose1d(32, 8, 3)
+        self.cell, self.up = Cell(32, 32), nn.ConvTranspose1d(32, 8, 3)
         self.experts = nn.Parameter(torch.randn(4, 32, 32))
         self.norm = nn.LayerNorm(32)
 
@@ -52,7 +56,7 @@ def test_every_parameter_is_there_once_with_its_reason():
     assert tensors["embed.weight"].nbytes == octavo.Format("mxint8").nbytes((50, 32))
     reasons = {
         "experts": "Model takes no formats",
-        "cell.weight_ih_l0": "LSTM takes no formats",
+        "cell.weight_ih_l0": "Cell takes no formats",
         "norm.weight": "LayerNorm takes no formats",
         "conv.weight": "kept by a rule",
         "head.bias": "no rule names it",
@@ -121,7 +125,7 @@ def test_plans_activations_and_empty_recipes_do_not_warn():
 def test_it_prints_and_is_json():
     found = coverage(quantized())
     text = str(found)
-    for word in ("mxint8", "float: LSTM takes no formats", "total", "of the parameters", "of the bytes are quantized"):
+    for word in ("mxint8", "float: Cell takes no formats", "total", "of the parameters", "of the bytes are quantized"):
         assert word in text
     read = json.loads(found.to_json())
     assert read["parameters"] == found.parameters and len(read["tensors"]) == len(found.tensors)

@@ -258,7 +258,10 @@ def test_the_fast_path_of_torchs_transformer_does_not_go_past_the_layers():
 
 
 def test_a_projection_that_attention_reads_itself_is_refused():
-    model = nn.MultiheadAttention(16, 2)
+    class Mixer(nn.MultiheadAttention):
+        """A subclass, which may compute something else: none is made of layers."""
+
+    model = Mixer(16, 2)
     with pytest.raises(DTypeError, match=r"out_proj: torch\.nn.MultiheadAttention reads"):
         quantize_model(model, {"out_proj": LayerPlan(weight=spec("int8"))})
 

@@ -31,6 +31,10 @@ class Matmul(nn.Module):
     quant_roles = ("input",)
 
 
+class Mixer(nn.MultiheadAttention):
+    """A subclass, which may compute something else: none is made of layers."""
+
+
 class Model(nn.Module):
     def __init__(self, tied=False, width=32):
         super().__init__()
@@ -38,7 +42,7 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Attention(width) for _ in range(2))
         self.conv = nn.Conv2d(3, 8, 3)
         self.norm = nn.LayerNorm(width)
-        self.mixer = nn.MultiheadAttention(width, 4)
+        self.mixer = Mixer(width, 4)
         self.head = nn.Linear(width, 50)
         if tied:
             self.head.weight = self.embed.weight

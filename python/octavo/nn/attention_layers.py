@@ -140,7 +140,7 @@ def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _attend_with_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> tuple[Tensor, Tensor]:
-    batch, heads, length, size = q.shape
+    batch, heads, _, size = q.shape
     scaled, keys, values = (x.flatten(0, 1) for x in (q * math.sqrt(1.0 / float(size)), k, v))
     if mask is None:
         scores = torch.bmm(scaled, keys.transpose(-2, -1))
@@ -153,9 +153,9 @@ def _attend_with_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, d
 
 
 def _fits(module: nn.Module) -> bool:
-    if not isinstance(module, nn.MultiheadAttention) or "forward" in vars(module):
+    if type(module) is not nn.MultiheadAttention or "forward" in vars(module):
         return False
-    plain = type(module).forward is nn.MultiheadAttention.forward and list(module._modules) == ["out_proj"]
+    plain = list(module._modules) == ["out_proj"]
     names = {"in_proj_weight", "in_proj_bias", "bias_k", "bias_v", *(f"{name}_weight" for name in _PROJECTIONS)}
     known = {name for name, value in module._parameters.items() if value is not None} <= names
     return plain and known and type(module.out_proj).forward is nn.Linear.forward

@@ -1,9 +1,10 @@
-"""Parameters of a module that holds no layer for them, as tables: learned positions, latents, weights of its own products.
+"""Parameters of a module that holds no layer for them, as tables: positions, latents, weights of its own products.
 
 A parameter ``position_embeddings`` ``[1, N, D]`` becomes an ``nn.Embedding`` of the name ``position_embeddings_table``
 inside a module of the same class, whose attribute ``position_embeddings`` is the rows of the table, rounded or decoded
 as the table is. The module's own code runs as it is.
 
+Parameters of three axes stay as they are: a module reads a part of them at a time, for which all would be decoded.
 State matrices and factors stay as they are: models raise them to powers, or multiply everything by them. So do weights
 that choose experts, which are small and decide much.
 """
@@ -29,7 +30,8 @@ _NARROW = 32  # columns: narrower tables are turned, for a scale counts for a ro
 _SUFFIX = "_table"
 _STAYS = re.compile(r"A|.*(A_log|A_logs|decay|scale|scaling|gamma|lambda\w*|alpha|beta|temperature|dt_bias|time_\w+)")
 _CHOOSES = re.compile(r"\w*(Router|Gate|Gating|TopK|Norm)\w*")
-_LEFT = ("torch.", "octavo.")  # packages whose modules have layers of ours, or no tables
+_PLAIN = {nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict}
+_LEFT = ("torch.", "octavo.")  # packages: their classes read parameters past the attributes, or are ours
 
 
 class TableClass(type):
@@ -72,14 +74,14 @@ def _tables(module: nn.Module) -> list[str]:
         and value.dtype in FLOATS
         and not nn.parameter.is_lazy(value)
         and value.numel() >= _LEAST
-        and sum(size > 1 for size in value.shape) > 1
+        and sum(size > 1 for size in value.shape) == 2
         and not _STAYS.fullmatch(name)
     ]
 
 
 def _fits(module: nn.Module) -> bool:
     cls = type(module)
-    theirs = f"{cls.__module__}.".startswith(_LEFT) and cls is not nn.Bilinear
+    theirs = any(f"{base.__module__}.".startswith(_LEFT) for base in cls.__mro__ if base not in _PLAIN)
     if type(cls) is not type or theirs or isinstance(module, FormatLayer) or "parametrizations" in module._modules:
         return False
     if _CHOOSES.fullmatch(cls.__name__) or late("kind_of")(module) is not None:
@@ -104,13 +106,17 @@ def _build(module: nn.Module, parts: Mapping[str, nn.Parameter]) -> nn.Module:
     new: nn.Module = bare_copy(module, class_with_tables(type(module), names), names)
     for name in names:
         weight = parts[f"{name}{_SUFFIX}.weight"]
-        table = nn.Embedding(*weight.shape, _weight=weight)
+        table = nn.Embedding(weight.shape[0], weight.shape[1], _weight=weight)
         table.weight = weight
         new.add_module(name + _SUFFIX, table.train(module.training))
     return new
 
 
-copyreg.pickle(
-    TableClass, lambda cls: (class_with_tables, (cls.__mro__[1], tuple(n for n, v in vars(cls).items() if isinstance(v, property))))
-)  # fmt: skip
-register_rewriting(Rewriting("tables", _fits, _origins, _build))
+def _made_of(cls: TableClass) -> tuple[Any, tuple[type, tuple[str, ...]]]:
+    """Return what makes a class anew in another process."""
+    names = tuple(name for name, value in vars(cls).items() if isinstance(value, property))
+    return class_with_tables, (cls.__mro__[1], names)
+
+
+copyreg.pickle(TableClass, _made_of)
+register_rewriting(Rewriting("tables", _fits, _origins, _build, is_last=True))

@@ -1,8 +1,8 @@
 """LSTM, GRU and RNN of torch, and their cells, as layers: two linear layers for each layer and direction.
 
 ``ih_l0`` multiplies the inputs of all time steps at once, ``hh_l0`` the hidden state of each, ``hr_l0`` projects the
-output of an LSTM with ``proj_size``; those of the other direction end with ``_reverse``. Gates are computed in the order
-that torch's own code on the CPU has: with float layers every bit is that of torch without oneDNN, which sums in another
+output of an LSTM with ``proj_size``; those of the other direction end with ``_reverse``. Gates are computed in the
+order of torch's own code on the CPU: with float layers every bit is that of torch without oneDNN, which sums in another
 order.
 """
 
@@ -98,8 +98,7 @@ class RecurrentLayers(nn.Module):
         alone, batch_axis = input.dim() == 2, 0 if self.batch_first else 1
         x = input.unsqueeze(batch_axis) if alone else input
         x = x.transpose(0, 1) if self.batch_first else x
-        given = hx if hx is None or not alone else _each(hx, lambda part: part.unsqueeze(1))
-        first = self._first(x, x.shape[1], given)
+        first = self._first(x, x.shape[1], _each(hx, lambda part: part.unsqueeze(1)) if alone else hx)
         y, state = self._layers(x.flatten(0, 1), [x.shape[1]] * len(x), first)
         y = y.unflatten(0, (len(x), x.shape[1]))
         y = y.transpose(0, 1) if self.batch_first else y
@@ -186,17 +185,18 @@ class RecurrentCell(nn.Module):
         x = input[None] if alone else input
         if hx is None:
             zeros = torch.zeros(len(x), self.hidden_size, dtype=x.dtype, device=x.device)
-            state = (zeros, zeros) if is_pair else (zeros,)
+            state: State = (zeros, zeros) if is_pair else (zeros,)
         else:
-            state = tuple(hx) if is_pair else (hx,)
-            state = tuple(part[None] for part in state) if alone else state
+            state = tuple(part[None] if alone else part for part in (hx if is_pair else (hx,)))
         modules: Mapping[str, Any] = self._modules
-        state = _STEPS[self.mode](modules["ih"](x), modules["hh"](state[0]), state)
-        state = tuple(part[0] for part in state) if alone else state
-        return state if is_pair else state[0]
+        after = _STEPS[self.mode](modules["ih"](x), modules["hh"](state[0]), state)
+        after = tuple(part[0] for part in after) if alone else after
+        return after if is_pair else after[0]
 
 
 def _each(hx: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if hx is None:
+        return None
     return tuple(change(part) for part in hx) if isinstance(hx, tuple | list) else change(hx)
 
 
@@ -204,12 +204,11 @@ def _each(hx: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _fits(module: nn.Module, classes: tuple[type[nn.Module], ...]) -> bool:
-    """Whether a module is of torch's classes, with their forward and parameters of its own alone."""
-    if not isinstance(module, classes) or "forward" in vars(module) or module._modules:
+    """Whether a module is of one of torch's classes, none of its subclasses, with parameters of its own alone."""
+    if type(module) not in classes or "forward" in vars(module) or module._modules:
         return False
-    plain = any(type(module).forward is cls.forward for cls in classes)
     parameters = [value for value in module._parameters.values() if value is not None]
-    return plain and len(parameters) == len(dict(_names(module))) and not module._buffers
+    return len(parameters) == len(dict(_names(module))) and not module._buffers
 
 
 def _names(module: Any) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ Undo = list[Callable[[], None]]
 
 
 def replace_modules(model: nn.Module, new: Mapping[int, nn.Module], undo: Undo | None = None) -> nn.Module:
-    """Put modules in the place of others, wherever those stand; return ``model``, or the layer that takes its own place.
+    """Put modules in the place of others, wherever those stand; return ``model``, or the layer that takes its place.
 
     ``new``: modules by the ``id`` of the one that each replaces. A model that is itself to be replaced by a module made
     of layers becomes that: whoever holds it holds the new one. ``undo``: gets calls that put everything back.

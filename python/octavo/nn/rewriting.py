@@ -36,6 +36,7 @@ from octavo.nn.model_copies import shared_copy
 from octavo.nn.replace_modules import Undo, replace_modules
 
 L = TypeVar("L", bound=nn.Linear)
+_OURS = "octavo.lab."  # networks of the laboratory are read by the engine, by the names that they have
 _MARK = "rewritten_from"  # attribute of a new module: what it was made of
 
 
@@ -67,12 +68,16 @@ class Origin:
 
 @dataclass(frozen=True)
 class Rewriting:
-    """One kind of module that can be made of layers. The module's docstring says how one is added."""
+    """One kind of module that can be made of layers. The module's docstring says how one is added.
+
+    ``is_last``: taken where no other rewriting fits.
+    """
 
     name: str
     fits: Callable[[nn.Module], bool]
     origins: Callable[[nn.Module], Mapping[str, Origin]]
     build: Callable[[nn.Module, Mapping[str, nn.Parameter]], nn.Module]
+    is_last: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,13 +101,15 @@ def rewriting_of(module: nn.Module) -> Rewriting | None:
     """Return the rewriting that takes a module; None where its parameters are those of layers, or nobody's."""
     if isinstance(module, torch.jit.ScriptModule):  # its parts cannot be replaced
         return None
-    return next((rewriting for rewriting in _REWRITINGS.values() if rewriting.fits(module)), None)
+    ordered = sorted(_REWRITINGS.values(), key=lambda rewriting: rewriting.is_last)
+    return next((rewriting for rewriting in ordered if rewriting.fits(module)), None)
 
 
 def rewritten(module: nn.Module, shared: Collection[int] = ()) -> nn.Module | None:
     """Return the module made of layers that computes what ``module`` does; None where no rewriting takes it.
 
-    ``shared``: parameters, by ``id``, that other modules hold, too; a module with one of them stays as it is. Both hold the same memory: the layers' weights are views of the parameters of ``module``, and parts, hooks and
+    ``shared``: parameters, by ``id``, that other modules hold, too; a module with one of them stays as it is.
+    Both hold the same memory: the layers' weights are views of the parameters of ``module``, and parts, hooks and
     attributes that stay are shared.
     """
     rewriting = rewriting_of(module)
@@ -173,23 +180,24 @@ def layers_in_reach(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, n
     known: dict[nn.Module, nn.Module | None] = {}
     shared = _shared_parameters(model)
 
-    def walk(path: str, module: nn.Module) -> None:
+    def walk(path: str, module: nn.Module, is_ours: bool) -> None:
+        is_ours = is_ours or type(module).__module__.startswith(_OURS)
         if module not in known:
-            known[module] = new = rewritten(module, shared)
+            known[module] = new = None if is_ours else rewritten(module, shared)
             if new is not None:
                 stand_ins[path] = new
         reached[path] = here = known[module] or module
         for name, part in here._modules.items():
             if part is not None:
-                walk(f"{path}.{name}" if path else name, part)
+                walk(f"{path}.{name}" if path else name, part, is_ours)
 
-    walk("", model)
+    walk("", model, False)
     return reached, stand_ins
 
 
 def _shared_parameters(model: nn.Module) -> set[int]:
     """Return the parameters, by ``id``, that several modules hold: each is one tensor, and stays one."""
-    holders = Counter(id(held) for module in model.modules() for held in set(module._parameters.values()))
+    holders = Counter(id(own) for module in model.modules() for own in set(module._parameters.values()))
     return {parameter for parameter, count in holders.items() if count > 1}
 
 
