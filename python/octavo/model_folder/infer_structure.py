@@ -13,6 +13,7 @@ from torch import nn
 
 from octavo.errors import ContainerError
 from octavo.model_folder.features.described_layers import packed_class, plain
+from octavo.model_folder.features.rewritten_modules import REWRITTEN, origins_of
 from octavo.model_folder.hf_loading import CONFIG, extent_of, foreign, known, load_config
 from octavo.model_folder.model_config import OwnModel, own_model
 from octavo.model_folder.size_limits import Extent
@@ -22,7 +23,7 @@ from octavo.model_folder.tensor_names import Places, Stored, places
 from octavo.model_folder.weight_files import STRUCTURE, Checkpoint, held, layers_of
 from octavo.prune.sizes import KEY as SIZES
 from octavo.prune.sizes import shrink
-from octavo.recipe.sites import Site, model_sites
+from octavo.recipe.sites import Site, join, model_sites
 from octavo.tensors.packed_tensor import FLOATS, PackedTensor
 
 
@@ -78,6 +79,14 @@ def _with_dtypes(model: nn.Module, source: Checkpoint) -> nn.Module:
     """Give the parameters of a model without weights the float dtypes that they have in the file."""
     named = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
     dtypes = {entry.name: named[entry.dtype] for entry in source.entries() if entry.dtype in named}
+    if STRUCTURE in (metadata := source.metadata()):
+        modules = read_structure(source.files[0], metadata[STRUCTURE]).get(REWRITTEN.key) or {}
+        for path, origins in origins_of(modules).items():  # a parameter is of the dtype of its parts
+            dtypes |= {
+                join(path, name): dtypes[part]
+                for name, origin in origins.items()
+                if (part := join(path, origin.parts[0])) in dtypes
+            }
     for name, place in model.named_parameters(remove_duplicate=False):
         if place.dtype in FLOATS and dtypes.get(name, place.dtype) != place.dtype:
             place.data = place.data.to(dtypes[name])

@@ -31,6 +31,7 @@ def replace_modules(model: nn.Module, new: Mapping[int, nn.Module], undo: Undo |
     if top is not model and not isinstance(top, FormatLayer):
         steps.append(_becoming(model, type(model), vars(model)))
         _becoming(model, type(top), vars(top))()
+        _hold_hooks(model)
         top = model
     for module, former in use_our_methods(top):
         steps.append(_of_class(module, former))
@@ -54,6 +55,15 @@ def _becoming(module: nn.Module, cls: type[nn.Module], content: dict[str, Any]) 
         module.__dict__ = content
 
     return become
+
+
+def _hold_hooks(module: nn.Module) -> None:
+    """Let hooks that torch calls with their module know this one, not the one that it has become."""
+    for name in ("_state_dict_pre_hooks", "_load_state_dict_pre_hooks"):
+        hooks = vars(module)[name]
+        for key, hook in hooks.items():
+            if getattr(hook, "with_module", False):
+                hooks[key] = type(hook)(hook.hook, module)
 
 
 def _of_class(module: nn.Module, cls: type[nn.Module]) -> Callable[[], None]:
