@@ -101,10 +101,10 @@ def _(at):
 @valid("compress_model", slow=True)
 def _(at):
     return octavo.compress_model, {
-        "model": m.net(), "budget": 9.0, "data": m.batches(), "evaluate": lambda model: -float(model(m.x()).detach().square().mean()),
+        "model": m.net(), "budget": 20.0, "data": m.batches(), "evaluate": lambda model: -float(model(m.x()).detach().square().mean()),
         "test": None, "nbytes": None, "max_loss": None, "latency": None, "latency_batch": 1, "formats": ("int8", "int4"), "recipe": None,
         "fast": True, "share": (), "exclude": (), "tokenizer": None, "samples": 4, "train": False, "train_steps": None, "workers": 1,
-        "peers": (), "journal": at / "journal", "progress": False,
+        "peers": (), "journal": at / "journal", "untie": False, "progress": False,
     }  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def _(at):
 def _(at):
     return octavo.quantize_model, {
         "model": m.net(), "recipe": "int8:channel input=int8@minmax", "calibration": m.batches(), "samples": 4, "tokenizer": None,
-        "inplace": False, "progress": False,
+        "inplace": False, "untie": False, "progress": False,
     }  # fmt: skip
 
 

@@ -81,6 +81,9 @@ def run(
         list[str] | None,
         typer.Option(metavar="SELECTOR", help="Layers that get one format together; may be repeated."),
     ] = None,
+    untie: Annotated[
+        bool, typer.Option("--untie", help="Give a head that has the embedding's table a weight of its own.")
+    ] = False,
     prune: Annotated[
         float | None, typer.Option(metavar="SHARE", help="First set this share of the weights to 0, by magnitude.")
     ] = None,
@@ -170,7 +173,7 @@ def run(
         journal=journal,
     )
     _check_out(model, out, force=force)
-    job = named_job(model, data, test, lines=lines, reading=Reading(field, samples, tokens))
+    job = named_job(model, data, test, lines=lines, reading=Reading(field, samples, tokens), untie=untie)
     with _progress() as tell:
         result = run_job(job, options, tell=tell, command=_command())
     result.save(out, overwrite=force)

@@ -31,6 +31,9 @@ def run(
     sparse: Annotated[
         bool, typer.Option("--sparse", help="Leave out codes that are 0 where that takes fewer bytes.")
     ] = False,
+    untie: Annotated[
+        bool, typer.Option("--untie", help="Give a head that has the embedding's table a weight of its own.")
+    ] = False,
     force: ForceOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show who would get what; write nothing.")] = False,
 ) -> None:
@@ -60,6 +63,9 @@ def run(
     weight decodes to the same bits; older versions of Octavo refuse the file by name. It is not always faster:
     octavo.explain names the kernel of each layer.
 
+    A head whose weight is the table of the embedding has its format, and is stored once. --untie stores it as a tensor
+    of its own, which a rule may give a format of its own. The output tells the bytes that it costs.
+
     Layers of Octavo's own networks are packed as octavo.pack_model packs them. Matrices of an LSTM, which is no layer
     of a recipe, stay as they are.
 
@@ -69,6 +75,7 @@ def run(
       octavo pack bert/ -o bert-small/ --recipe 'mxfp4@mse; embeddings.**=mxint8; pooler.**=keep'
       octavo pack model.safetensors -o small.safetensors --recipe 'fixed8:channel,mse' --dry-run
       octavo pack pruned/ -o small/ --recipe int8:g32 --sparse
+      octavo pack smollm2/ -o small/ --untie --recipe 'int4:g32; lm_head=int8:g32'
     """
     from octavo.display.console import console
     from octavo.model_folder.weight_files import PACKED_NAME, Checkpoint, check_target
@@ -77,7 +84,9 @@ def run(
     source = Checkpoint.open(path)
     check_target(source, out, PACKED_NAME, force=force)
     stdout = console()
-    opened = _open(source, stdout) if source.is_folder else None
+    if untie and not source.is_folder:
+        raise ModelError(f"{path}: --untie is of the folder of a model; a file of tensors has no head")
+    opened = _open(source, stdout, untie=untie) if source.is_folder else None
     if opened is None:
         _pack_tensors(source, rules or read_recipe(DEFAULT), out, stdout, sparse=sparse, force=force, dry_run=dry_run)
     else:
@@ -85,14 +94,16 @@ def run(
         _pack_model(source, opened, given, out, stdout, sparse=sparse, force=force, dry_run=dry_run)
 
 
-def _open(source: Checkpoint, stdout: Console) -> OpenFolder | None:
+def _open(source: Checkpoint, stdout: Console, *, untie: bool) -> OpenFolder | None:
     """Return the model of a folder; None where its tensors are packed, with a line that says why."""
     from octavo.model_folder.explain_folder import TENSORS_ALONE
     from octavo.model_folder.pack_folder import OpenFolder
 
     try:
-        return OpenFolder.open(source)
+        return OpenFolder.open(source, untie=untie)
     except (ModelError, ContainerError) as error:
+        if untie:
+            raise
         stdout.print(f"{TENSORS_ALONE}: {error}")
         return None
 
@@ -110,6 +121,7 @@ def _pack_model(
 ) -> None:
     from octavo.display.progress import progress
     from octavo.model_folder.pack_folder import save_folder
+    from octavo.model_folder.tied_tensors import tied_sentences, untied_sentences
 
     planned = opened.plan(rules)
     _refuse_nothing(source, planned, rules)
@@ -118,8 +130,10 @@ def _pack_model(
         return
     with progress("packing", opened.nbytes) as done:
         packed = opened.pack(rules, sparse=sparse, progress=done)
-    file = save_folder(source, out, packed.model, force=force)
+    file = save_folder(source, out, packed.model, force=force, untied=opened.untied is not None)
     _tell(source, packed.reports, file, stdout)
+    for line in (*tied_sentences(packed.model), *untied_sentences(packed.model, opened.untied)):
+        stdout.print(line)
     if packed.left_out:
         stdout.print(f"left out, for a {type(packed.model).__name__} has no place for them: {_some(packed.left_out)}")
 

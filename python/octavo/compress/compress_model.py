@@ -25,6 +25,7 @@ from octavo.model_folder.weight_files import PACKED_NAME
 from octavo.nn.meta_tensors import refuse_meta
 from octavo.nn.model_copies import shared_copy
 from octavo.nn.rewriting import made_of_layers
+from octavo.nn.tied_weights import untie_heads
 from octavo.quant.calibration import undisturbed
 from octavo.recipe import Recipe
 from octavo.report.compression_report import write_report
@@ -111,6 +112,7 @@ def compress_model(
     workers: int = 1,
     peers: Sequence[Peer] = (),
     journal: Path | str | None = None,
+    untie: bool = False,
     progress: bool | Report = True,
 ) -> Compressed:
     """Return ``model`` packed within a budget: a format for every layer, chosen by its cost to this model.
@@ -149,6 +151,8 @@ def compress_model(
         workers: processes that measure, forks of this one with a thread each, to the same result.
         peers: formats of other libraries (:func:`octavo.search.peer_formats.peers`), evaluated at the same bytes.
         journal: a folder; the same call goes on where it was stopped, whatever ended it.
+        untie: first give a head that has the table of the embedding a weight of its own, with a format of its own. The
+            report tells the bytes that it costs.
         progress: a function of stage, done and total; True and False show nothing.
 
     Returns:
@@ -158,7 +162,7 @@ def compress_model(
         ConfigError: for goals that contradict each other or that no format reaches, before work starts.
         FormatError: for formats and recipes, before work starts.
         CalibrationError: for data that the model cannot take; names batch, argument and layer.
-        ModelError: for tensors on the meta device.
+        ModelError: for tensors on the meta device; with ``untie`` where nothing is tied.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)).eval()
@@ -183,7 +187,9 @@ def compress_model(
         journal=None if journal is None else Path(journal),
     )
     loss = train if callable(train) else None
-    job = job_of(model, data, evaluate=evaluate, test=test, tokenizer=tokenizer, samples=samples, loss=loss)
+    job = job_of(
+        model, data, evaluate=evaluate, test=test, tokenizer=tokenizer, samples=samples, loss=loss, untie=untie
+    )
     return run_job(job, options, tell=_teller(progress))
 
 
@@ -197,9 +203,11 @@ def job_of(
     samples: int = 128,
     loss: Loss | None = None,
     name: str | None = None,
+    untie: bool = False,
 ) -> Job:
     """Return the job of :func:`compress_model`'s arguments. Raises CalibrationError for data that holds nothing."""
     model = shared_copy(model)
+    untied = untie_heads(model) if untie else None
     given = Batches(data, samples, tokenizer=tokenizer)
     batches, held = parted(model, given, _HELD) if evaluate is None else (list(unpadded(model, given)), [])
     quality = _as_quality(evaluate) if evaluate is not None else _agreeing(model, Batches(held))
@@ -222,6 +230,7 @@ def job_of(
         unseen=None if evaluate is None else batches,
         unseen_source="the calibration data: no other was given",
         training=lambda steps: _training(model, batches, loss, steps),
+        untied=untied,
         data=_facts(batches, held, evaluate is not None, test is not None),
         samples=samples,
     )

@@ -17,6 +17,7 @@ from octavo.compress.compression_job import Job
 from octavo.compress.compression_options import Goal
 from octavo.compress.compression_trials import Evidence, PeerTrial, Search, Trial
 from octavo.cuda.machine import computer, cpu
+from octavo.model_folder.tied_tensors import tied_sentences, untied_sentences
 from octavo.recipe.rule import KEEP
 from octavo.report.value_texts import difference_text, value_text
 from octavo.search.measured_costs import cost_row, forward_costs
@@ -77,7 +78,7 @@ def report_of(
             *({"what": what, "value": seconds, "unit": "s"} for what, seconds in evidence.seconds.items()),
             {"what": "evaluations of packed models", "value": len(evidence.trials), "unit": ""},
         ],
-        "notes": _notes(job, evidence),
+        "notes": [*_notes(job, evidence), *tied_sentences(packed), *untied_sentences(packed, job.untied)],
         "missing": missing,
     }
     if job.task:

@@ -17,6 +17,7 @@ from octavo.data.batches import Batches
 from octavo.errors import ConfigError, ModelError
 from octavo.model_folder.stored_tensors import stored_state
 from octavo.nn import QuantLayer
+from octavo.nn.tied_weights import Untied
 from octavo.prune import fold_model, prune_model
 from octavo.quant.algorithms.bias import correct_bias_model
 from octavo.quant.apply_recipe import quantize_model
@@ -75,6 +76,7 @@ class Job:
     ``output``, ``divergence``: what sensitivities compare, and how (:func:`octavo.search.measure_sensitivity`).
     ``unseen``: batches that nothing is calibrated on, on which the divergence of a packed model is measured beside its
     quality; None: the quality is that divergence. ``unseen_source``: what they are, for people.
+    ``untied``: heads of ``model`` that shared the table of the embedding before.
     ``half_vectors``: ``write`` stores vectors in two bytes a value. ``costs``: rows of the report, of the float and the
     packed model, peak memory and latencies among them; None: those of forward passes.
     ``formats``: candidates of every layer, where nobody names others.
@@ -104,6 +106,7 @@ class Job:
     formats: tuple[str, ...] = FORMATS
     unknown: tuple[str, ...] = ()
     sized: Callable[[nn.Module], int] | None = None
+    untied: Untied | None = None
     unseen: Sequence[Any] | None = None
     unseen_source: str = ""
 

@@ -20,7 +20,13 @@ _OF_TEXTS = (
 
 
 def named_job(
-    model: str, data: Path | None = None, test: Path | None = None, *, lines: int, reading: Reading = USUAL
+    model: str,
+    data: Path | None = None,
+    test: Path | None = None,
+    *,
+    lines: int,
+    reading: Reading = USUAL,
+    untie: bool = False,
 ) -> Job:
     """Return the job of ``polynomials``, ``minilm``, the folder of a model, or ``package.module:function``.
 
@@ -31,18 +37,20 @@ def named_job(
     if ":" in model and not Path(model).exists():
         if reading != Reading(samples=reading.samples):
             raise SettingError(_OF_TEXTS.format(model=model))
-        return own_job(model, reading.calibrated)
+        return own_job(model, reading.calibrated, untie=untie)
     folder = find(model)
     own = own_model(folder)
     job: Job | None = None if own is None else subject(own.kind).job(model, folder, data, test, lines=lines)
     if job is None:
-        return text_job(model, data, test, reading)
+        return text_job(model, data, test, reading, untie=untie)
     if reading != Reading():
         raise SettingError(_OF_TEXTS.format(model=model))
+    if untie:
+        raise SettingError(f"{model}: --untie is of language models, whose head may be the table of the embedding")
     return job
 
 
-def own_job(text: str, samples: int = CALIBRATED) -> Job:
+def own_job(text: str, samples: int = CALIBRATED, *, untie: bool = False) -> Job:
     """Return the job of ``package.module:function``: it takes nothing and returns a model and its batches.
 
     A third value is a function of a model that returns its quality on validation data, as
@@ -60,7 +68,9 @@ def own_job(text: str, samples: int = CALIBRATED) -> Job:
             raise ModelError(f"{text}: {name} is a {type(value).__name__}; accepted is a function of a model")
     model, data, *functions = made
     evaluate, test, loss = (*functions, None, None, None)[:3]
-    return job_of(model, _batches(data), evaluate=evaluate, test=test, loss=loss, name=text, samples=samples)
+    return job_of(
+        model, _batches(data), evaluate=evaluate, test=test, loss=loss, name=text, samples=samples, untie=untie
+    )
 
 
 def _batches(data: Any) -> Any:

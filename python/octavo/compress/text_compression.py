@@ -36,6 +36,7 @@ from octavo.errors import DataError, ModelError, SettingError
 from octavo.model_folder.pack_folder import write_folder
 from octavo.model_folder.save_load import file_bytes, load_model
 from octavo.model_folder.weight_files import Checkpoint, layers_of
+from octavo.nn.tied_weights import untie_heads
 from octavo.search.fingerprints import identity_of
 from octavo.search.short_training import BatchTask, Loss, Training, distillation, short_config
 from octavo.train.evaluate_model import context_of, evaluate
@@ -91,12 +92,15 @@ class Reading:
 USUAL = Reading()
 
 
-def text_job(given: str, data: Path | None = None, test: Path | None = None, reading: Reading = USUAL) -> Job:
+def text_job(
+    given: str, data: Path | None = None, test: Path | None = None, reading: Reading = USUAL, *, untie: bool = False
+) -> Job:
     """Return the job of ``minilm``, a folder of transformers, or one that ``octavo lab train`` wrote of a text model.
 
     ``data``: labelled texts (``.tsv``, ``.jsonl``) for a classifier, a plain text for a language model, texts, a line
     each, for an encoder; for all of them JSON objects with a text or chat messages (``.jsonl``); None: built-in
     sentences. ``test``: the same, reported alone; None: a part of ``data``. ``reading``: how much of it calibrates.
+    ``untie``: with a weight of its own for a head that has the table of the embedding.
     Raises ModelError for a model that is packed or reads no texts, DataError for data that does not fit it.
     """
     opened = open_text_model(given)
@@ -108,6 +112,7 @@ def text_job(given: str, data: Path | None = None, test: Path | None = None, rea
             f"{given}: a {type(opened.model).__name__} is not an encoder, classifier or language model; name a "
             "function that makes the model, its batches and its evaluation: package.module:function"
         )
+    untied = untie_heads(opened.model) if untie else None
     if data is not None and opened.task == "classifier" and has_labels(data):
         parts = _classifier(opened, data, test, reading)
     elif data is not None and opened.task == "language":
@@ -137,11 +142,12 @@ def text_job(given: str, data: Path | None = None, test: Path | None = None, rea
         examples=examples,
         measures=measures,
         task=_TASKS[opened.task],
-        write=lambda model, folder: write_folder(source, folder, model),
+        write=lambda model, folder: write_folder(source, folder, model, untied=untie),
         read=read,
         identity={**known.digests},
         unknown=known.unknown,
         sized=lambda model: file_bytes(model, metadata),
+        untied=untied,
         unseen=unseen,
         unseen_source="a part of the validation data",
         file_bytes=source.nbytes,

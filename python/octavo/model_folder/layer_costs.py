@@ -17,6 +17,7 @@ from octavo.display.console import plain_text, table
 from octavo.display.numbers import shape_text, size
 from octavo.errors import ModelError
 from octavo.model_folder.stored_tensors import stored_state
+from octavo.model_folder.tied_tensors import tied_sentences
 from octavo.nn import PackedLayer, Quantizer, QuantLayer
 from octavo.nn.registry import kind_of
 from octavo.storage.arguments import check
@@ -74,13 +75,15 @@ class OtherTensor:
 class Costs:
     """The layers of a model for ``batch`` rows of input, and the measured ``bandwidth`` in bytes a second.
 
-    ``others``: every parameter and buffer outside them, which PyTorch reads as the model says.
+    ``others``: every parameter and buffer outside them, which PyTorch reads as the model says. ``tied``: sentences
+    about weights that layers share.
     """
 
     layers: tuple[LayerCost, ...]
     batch: int
     bandwidth: float
     others: tuple[OtherTensor, ...] = ()
+    tied: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -137,7 +140,7 @@ class Costs:
         if any(cost.layer == "PackedLinear" for cost in self.layers):
             note += "; W x F: products of W with inputs rounded to F" if any(cost.input for cost in self.layers) else ""
             note += f"\n{BOUND}"
-        return f"{plain_text(self.table())}\n\n{note}"
+        return "\n".join([plain_text(self.table()), "", *self.tied, note])
 
 
 def explain(model: nn.Module, batch: int = 1) -> Costs:
@@ -176,7 +179,7 @@ def explain(model: nn.Module, batch: int = 1) -> Costs:
     if not costs and not others:
         raise ModelError(f"explain: a {type(model).__name__} without linear layers, embeddings and other tensors")
     found = tuple(replace(cost, stored=stored[path]) for path, cost in costs.items())
-    return Costs(found, batch, speed, tuple(others))
+    return Costs(found, batch, speed, tuple(others), tied_sentences(model))
 
 
 def _stored(model: nn.Module, layers: Collection[str]) -> tuple[dict[str, int], list[OtherTensor]]:

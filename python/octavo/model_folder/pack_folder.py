@@ -6,9 +6,11 @@ is read, packed and dropped.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -16,7 +18,7 @@ from octavo.errors import ContainerError, FormatError
 from octavo.model_folder.companion_files import copy_companions
 from octavo.model_folder.features.described_layers import build_layer, packed_class, plain
 from octavo.model_folder.infer_structure import as_layer, model_of, packable
-from octavo.model_folder.model_config import own_model
+from octavo.model_folder.model_config import CONFIG, own_model
 from octavo.model_folder.pack_checkpoint import Errors, Progress, TensorReport, measure, with_zeros
 from octavo.model_folder.place_tensors import assign_plain, fits, refuse_empty
 from octavo.model_folder.save_load import save_weights, write_config
@@ -24,6 +26,7 @@ from octavo.model_folder.tensor_names import Placed, Places
 from octavo.model_folder.weight_files import PACKED_NAME, Checkpoint, layers_of, replaced
 from octavo.nn import PackedLayer, QuantLayer
 from octavo.nn.rewriting import layers_in_reach, rewritten_modules
+from octavo.nn.tied_weights import TIED_FIELD, Untied, untie_heads
 from octavo.quant.apply_recipe import check_weights, prepare_weights, solve_weight
 from octavo.quant.pack_layers import leave_out_zeros, pack_layer, share_codes
 from octavo.recipe import Recipe
@@ -31,8 +34,8 @@ from octavo.recipe.model_decisions import decide_model, layer_plans
 from octavo.recipe.note import note_recipe
 from octavo.recipe.sites import dtype_name, join
 from octavo.recipe.spec import LayerPlan, Spec
-from octavo.storage import folders
-from octavo.storage.reading import shown
+from octavo.storage import files, folders
+from octavo.storage.reading import read_json, shown
 from octavo.tensors.packed_tensor import PackedTensor
 
 
@@ -52,13 +55,14 @@ class OpenFolder:
     source: Checkpoint
     model: nn.Module
     found: Places
+    untied: Untied | None = None
 
     @classmethod
-    def open(cls, source: Checkpoint) -> OpenFolder:
-        """Build the model.
+    def open(cls, source: Checkpoint, *, untie: bool = False) -> OpenFolder:
+        """Build the model; ``untie``: with a weight of its own for a head that has the table of the embedding.
 
         Raises FormatError for a model that is packed already, ModelError where transformers or ``config.json`` is
-        missing, ContainerError where transformers does not know the model or a weight is missing.
+        missing or nothing is tied, ContainerError where transformers does not know the model or a weight is missing.
         """
         packed = list(layers_of(source))
         if not packed:
@@ -70,7 +74,12 @@ class OpenFolder:
                 f"{source.path}: already packed, as {shown(packed[0])} is; octavo.load_model reads it (octavo unpack "
                 "comes first to pack it anew)"
             )
-        return cls(source, model, found)
+        if not untie:
+            return cls(source, model, found)
+        untied = untie_heads(model)
+        for name in {*untied.tables, *untied.tables.values()} & found.ties.keys():
+            found.tensors[name] = found.tensors[found.ties.pop(name)]
+        return cls(source, model, found, untied)
 
     @property
     def is_packed(self) -> bool:
@@ -180,26 +189,39 @@ class OpenFolder:
                 )
 
 
-def write_folder(source: Checkpoint, folder: Path, model: nn.Module, *, own_config: bool = False) -> Path:
+def write_folder(
+    source: Checkpoint, folder: Path, model: nn.Module, *, own_config: bool = False, untied: bool = False
+) -> Path:
     """Write a packed model of ``source`` and copies of its other files into ``folder``. Return the weights' file.
 
-    ``own_config``: the configuration is that of ``model``, which has other sizes than that of ``source``.
+    ``own_config``: the configuration is that of ``model``, which has other sizes than that of ``source``. ``untied``:
+    heads have weights of their own, which the configuration says.
     """
     copy_companions(source.folder, folder)
     if own_config:
         write_config(model, folder)
+    elif untied:
+        files.write(folder / CONFIG, json.dumps(_untied(read_json(folder / CONFIG, finite=False)), indent=2) + "\n")
     save_weights(model, folder / PACKED_NAME, source.metadata())
     return folder / PACKED_NAME
 
 
-def save_folder(source: Checkpoint, target: Path, model: nn.Module, *, force: bool, own_config: bool = False) -> Path:
+def _untied(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration of transformers that ties no head, that of the text model within it included."""
+    inner = {name: _untied(value) for name, value in config.items() if isinstance(value, dict) and TIED_FIELD in value}
+    return {**config, **inner, TIED_FIELD: False}
+
+
+def save_folder(
+    source: Checkpoint, target: Path, model: nn.Module, *, force: bool, own_config: bool = False, untied: bool = False
+) -> Path:
     """Write a packed model of ``source`` and copies of its other files to ``target``, whole or not at all.
 
-    ``own_config``: as for :func:`write_folder`. Returns the file with the weights. With ``force``, weights,
+    ``own_config``, ``untied``: as for :func:`write_folder`. Returns the file with the weights. With ``force``, weights,
     configuration, tokenizer and files of the same name are replaced.
     """
     with folders.whole(target, owned=replaced(target, PACKED_NAME), overwrite=force) as folder:
-        write_folder(source, folder, model, own_config=own_config)
+        write_folder(source, folder, model, own_config=own_config, untied=untied)
     return target / PACKED_NAME
 
 

@@ -15,6 +15,7 @@ from octavo.nn.model_copies import deep_copy
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
+from octavo.nn.tied_weights import untie_heads
 from octavo.quant.activation_scales import activation_scales, check_format
 from octavo.quant.algorithms.solve_in_order import solve_weights
 from octavo.quant.calibration import activation_quantizers, observe
@@ -41,6 +42,7 @@ def quantize_model(
     samples: int | None = 512,
     tokenizer: Any = None,
     inplace: bool = False,
+    untie: bool = False,
     progress: bool | Report = True,
 ) -> nn.Module:
     """Return ``model`` with the layers of a recipe replaced by simulated quantized ones, their scales calibrated.
@@ -69,6 +71,8 @@ def quantize_model(
         samples: most samples of ``calibration``; None for all.
         tokenizer: of a model of transformers.
         inplace: replace layers in ``model`` itself; else in a deep copy of it.
+        untie: first give a head that has the table of the embedding a weight of its own, so that it may have a format
+            of its own. It costs the bytes of that weight.
         progress: a bar on a terminal, and a line about the share that is quantized; or a function of stage, done and
             total.
 
@@ -78,7 +82,7 @@ def quantize_model(
     Raises:
         FormatError: for a recipe that does not fit the model, or a format that a layer cannot hold.
         DTypeError: for an object or dtype that is not accepted.
-        ModelError: for tensors on the meta device.
+        ModelError: for tensors on the meta device; with ``untie`` where nothing is tied.
         CalibrationError: for data that is missing, did not reach a layer, or cannot be taken; names batch, argument and
             layer.
         NonFiniteError: for NaN or infinity on the way; names the layer.
@@ -101,6 +105,10 @@ def quantize_model(
         int3:g32      24%
         int3:g32@gptq 20%
     """
+    if untie:
+        return _untied(
+            model, recipe, inplace, calibration=calibration, samples=samples, tokenizer=tokenizer, progress=progress
+        )
     plan = plan_of(model, recipe)
     refuse_meta(model, "quantize_model")
     rules = None if plan is recipe else str(Recipe.of(recipe))
@@ -131,6 +139,17 @@ def quantize_model(
         quantized, [(path, layer) for path, layer in replacement.layers.items() if isinstance(layer, QuantLayer)]
     )
     return quantized
+
+
+def _untied(model: nn.Module, recipe: Any, inplace: bool, **options: Any) -> nn.Module:
+    """Quantize a model, or a copy of it, with heads untied; after an error it is as it was."""
+    own = model if inplace else deep_copy(model)
+    heads = untie_heads(own)
+    try:
+        return quantize_model(own, recipe, inplace=True, **options)
+    except BaseException:
+        heads.undo()
+        raise
 
 
 def _is_quantized(model: nn.Module) -> bool:

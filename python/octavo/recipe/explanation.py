@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 class Explanation:
     """The effect of a recipe on a model: ``rows`` in the order of the model, ``unreached`` parameters, and ``totals``.
 
-    ``without_model``: of a checkpoint, why its tensors alone are packed, where a model was expected; else None.
-    It prints as a table, in a notebook as HTML; :meth:`to_rows` and :meth:`to_json` are for programs.
+    ``tied``: sentences about weights that layers share. ``without_model``: of a checkpoint, why its tensors alone are
+    packed, where a model was expected; else None. It prints as a table, in a notebook as HTML; :meth:`to_rows` and
+    :meth:`to_json` are for programs.
     """
 
     recipe: str
@@ -32,6 +33,7 @@ class Explanation:
     unreached: tuple[Unreached, ...]
     totals: Totals
     without_model: str | None = None
+    tied: tuple[str, ...] = ()
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return the rows as dictionaries, for a data frame."""
@@ -72,7 +74,22 @@ def _explained(rules: Sequence[Rule], decisions: list[Decision], without_model: 
         for decision in decisions
         if (site := decision.site).shape is not None and not decision.rule
     )
-    return Explanation("; ".join(map(str, rules)), rows, unreached, _totals(decisions), without_model)
+    return Explanation("; ".join(map(str, rules)), rows, unreached, _totals(decisions), without_model, _tied(decisions))
+
+
+def _tied(decisions: list[Decision]) -> tuple[str, ...]:
+    """Return a sentence for each weight of several layers: one decision is made about it."""
+    holders: dict[int, list[Decision]] = {}
+    for decision in decisions:
+        site = decision.site
+        if site.of_model and site.role == "weight" and site.tensor is not None:
+            holders.setdefault(id(site.tensor), []).append(decision)
+    return tuple(
+        f"{' and '.join(decision.site.path for decision in shared)} are one tensor, counted once; "
+        f"format {shared[0].format or 'kept'}"
+        for shared in holders.values()
+        if len(shared) > 1
+    )
 
 
 def _tells(decision: Decision) -> bool:

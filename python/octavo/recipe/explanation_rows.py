@@ -73,6 +73,11 @@ class Explained(Protocol):
         ...
 
     @property
+    def tied(self) -> tuple[str, ...]:
+        """Sentences about weights that layers share."""
+        ...
+
+    @property
     def without_model(self) -> str | None:
         """Why tensors alone are packed, where a model was expected."""
         ...

@@ -92,6 +92,7 @@ def _totals(explained: Explained) -> list[tuple[str, str]]:
         )
     if totals.inputs or totals.outputs:
         lines.append(("activations", f"{totals.inputs} inputs and {totals.outputs} outputs quantized"))
+    lines += [("tied", sentence) for sentence in explained.tied]
     if uneven := [row for row in explained.rows if row.last_group]:
         shown = ", ".join(f"{row.module} {row.role}: {row.format}, last {row.last_group}" for row in uneven[:3])
         more = f" and {len(uneven) - 3} more" if len(uneven) > 3 else ""
