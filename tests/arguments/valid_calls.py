@@ -271,7 +271,7 @@ def _(at):
 def _(at):
     return search.tune, {
         "model": m.net(), "point": m.front()[0], "sensitivity": m.sensitivity(), "batches": m.batches(), "methods": ("hqq",),
-        "output": None, "divergence": "mse", "samples": 4, "progress": False,
+        "output": None, "divergence": "mse", "samples": 4, "parts": 2, "progress": False,
     }  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def test_models_of_every_kind_of_layer_are_compressed(name):
     )
     assert torch.isfinite(found.model(batches[0])).all()
     told = [row["why"] for row in found.report["rejected"] if row["what"].startswith("gptq on 0")]
-    grouped = name.startswith("grouped 1") or name.startswith("grouped 2") or name.startswith("depthwise")
+    grouped = name.startswith(("grouped 1", "grouped 2", "grouped 3", "depthwise"))
     wanted = grouped and found.found.chosen.point.choice["0"] != "keep"
     assert any("no one matrix multiplies" in why for why in told) == wanted
 

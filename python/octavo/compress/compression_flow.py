@@ -17,6 +17,7 @@ from octavo.compress.file_sizes import FileSizes
 from octavo.compress.trial_bench import Bench
 from octavo.compress.trial_choice import Choice
 from octavo.errors import ConfigError
+from octavo.quant.algorithms.bias import has_biases
 from octavo.recipe import Recipe
 from octavo.recipe.rule import KEEP, read_spec
 from octavo.search.allocation import allocate
@@ -37,6 +38,9 @@ VERIFIED, UNIFORM = 6, 2
 #: Points next below a bound of the loss that tuning, and training, may bring within it.
 TUNED, TRAINED = 3, 2
 SOLVERS = ("gptq", "hqq")
+#: Groups of blocks in which a solver is kept or not, each for itself.
+PARTS, FAST_PARTS = 8, 4
+_NAMES = {"gptq": "GPTQ", "hqq": "HQQ", "rounding": "plain rounding"}
 # Points that fill less of the budget than this are not looked at for it.
 _NEAR = 0.9
 # Rounds that look for faster points where all of them were slower than predicted.
@@ -241,15 +245,16 @@ class Flow:
     def _tuning(self, point: Point, sensitivity: Sensitivity) -> tuple[Recipe, list[str], dict[str, Any]]:
         """Return the recipe of a point with the solvers that help, their names, and all that was tried."""
         journal, methods = self.bench.journal, ("gptq",) if self.options.fast else SOLVERS
+        parts = FAST_PARTS if self.options.fast else PARTS
         settings = {
             **self.job.identity, "what": "tuned", "recipe": str(to_recipe(point, sensitivity)),
-            "methods": list(methods), "choice": dict(sorted(point.choice.items())),
+            "methods": list(methods), "parts": parts, "choice": dict(sorted(point.choice.items())),
         }  # fmt: skip
         record = journal.find(settings, "row")
         if record is None:
             tuned = tune(
                 self.job.model, point, sensitivity, self.job.batches, methods=methods, output=self.job.output,
-                divergence=self.job.divergence, samples=self.job.samples, progress=False,
+                divergence=self.job.divergence, samples=self.job.samples, parts=parts, progress=False,
             )  # fmt: skip
             steps = [
                 {"method": s.method, "formats": list(s.formats), "loss": s.loss, "kept": s.kept} for s in tuned.steps
@@ -260,14 +265,16 @@ class Flow:
         row = record["row"]
         with journal.decoding():
             recipe = Recipe.of(row["recipe"])
-            names = dict.fromkeys(step["method"].upper() for step in row["steps"] if step["kept"])
+            names = dict.fromkeys(_NAMES[step["method"]] for step in row["steps"] if step["kept"])
             left_out = [[str(what), str(why)] for what, why in row.get("left_out", ())]
             tuning = {**row, "before": float(row["before"]), "loss": float(row["loss"]), "left_out": left_out}
         return recipe, list(names), tuning
 
     def _correct_biases(self, bases: list[Trial]) -> Outcomes:
-        """Evaluate trials again with corrected biases."""
+        """Evaluate trials again with corrected biases, where there are any."""
         outcomes: Outcomes = []
+        if not has_biases(self.job.model):
+            return outcomes
         with self.clock.step("tuning"):
             for base in bases:
                 self.tell(f"correcting biases, {base.label}", 0.81)

@@ -26,6 +26,7 @@ from octavo.search.layer_sensitivity import Group, Sensitivity
 from octavo.search.output_divergence import Output, Reader, reader_of
 from octavo.search.pareto_front import Point
 from octavo.search.rounded_layers import simulated
+from octavo.search.solver_parts import parts_of, swapped_parts
 from octavo.storage.arguments import checks_arguments
 from octavo.train.unpadded_samples import parted
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 METHODS = ("gptq", "hqq", "bias")
 _UNFIT = (CalibrationError, DTypeError, FormatError, ModelError, NonFiniteError)  # errors of an inapplicable method
+_CHOSEN = ("gptq", "hqq", "mse", "kl", "quantile", "minmax")  # methods that choose codes or scales of a weight
 _FEW = 4  # layers in a line
 _HELD_OUT = 4  # one of this many samples is held out of the solvers and evaluates
 
@@ -96,14 +98,18 @@ def tune(
     output: Output | None = None,
     divergence: str | None = None,
     samples: int | None = 128,
+    parts: int = 8,
     progress: bool | Report = True,
 ) -> Tuned:
     """Return a float model quantized by an assignment, with the methods that beat plain rounding in the same run.
 
-    ``gptq`` and ``hqq`` solve all weights whose format takes them; if that does not help, one format after the other.
-    ``bias`` corrects biases. A method is kept if it lowers the divergence from the float model on every fourth sample.
-    Solvers do not see these samples if there are two samples or more. Formats and bytes do not change. ``model`` is not
-    changed: copies are run.
+    A method is kept only where it lowers the divergence from the float model on every fourth sample. Solvers do not see
+    these samples if there are two samples or more. ``gptq`` and ``hqq`` solve all weights whose format takes them.
+    Then the layers of one format, and one part of the model after the other, are swapped between the solved and the
+    rounded model, and each has what is better. What the assignment itself names, such as ``nf4@gptq`` or
+    ``int4:g32@mse``, is tried against plain rounding in the same way. ``bias`` corrects all biases, or none: the
+    correction of a layer follows from those before it. Formats and bytes do not change. ``model`` is not changed:
+    copies are run.
 
     Args:
         model: the float model of ``sensitivity``.
@@ -114,6 +120,8 @@ def tune(
         output: as for :func:`measure_sensitivity`.
         divergence: as for :func:`measure_sensitivity`.
         samples: most samples of ``batches``; None for all.
+        parts: groups of consecutive blocks that are swapped apart, each of which takes a forward pass; 1: the whole
+            model alone.
         progress: a bar on a terminal; or a function of stage, done and total.
 
     Returns:
@@ -128,6 +136,8 @@ def tune(
     for method in methods:
         if method not in METHODS:
             raise ConfigError(f"method {method!r} is none; accepted are {', '.join(METHODS)}")
+    if parts < 1:
+        raise ConfigError(f"parts is {parts}; accepted are whole numbers from 1 on")
     model = shared_copy(model)
     solved, judged = parted(model, Batches(batches, samples), _HELD_OUT)
     loss_of = judge(model, judged, output, divergence)
@@ -139,26 +149,30 @@ def tune(
         return quantize_model(model, recipe, calibration=solved, samples=None, progress=False)
 
     called = _called(model, solved)
-    best = built(choice)
-    before = loss = loss_of(best)
+    first = built(choice)
+    best = _State(choice, first, loss_of(first))
+    before = best.loss
     steps: list[Step] = []
     left_out: list[tuple[str, str]] = []
+    trials = _Trials(sensitivity.groups, built, loss_of, parts, steps, left_out)
     with show.stage("tuning", len(methods)) as advance:
+        if methods:
+            best = trials.improved("rounding", _rounded(sensitivity.groups, best.choice), best)
         for method in methods:
             try:
                 if method == "bias":
-                    corrected = built(choice)
+                    corrected = built(best.choice)
                     correct_bias_model(corrected, model, solved, samples=None, progress=False)
                     now = loss_of(corrected)
-                    steps.append(Step(method, (), now, now < loss))
-                    best, loss = (corrected, now) if now < loss else (best, loss)
+                    steps.append(Step(method, (), now, now < best.loss))
+                    best = _State(best.choice, corrected, now) if now < best.loss else best
                 else:
-                    changes = _changes(model, sensitivity.groups, method, choice, called, left_out)
-                    choice, best, loss = _solver(changes, method, choice, best, loss, built, loss_of, steps)
+                    changes = _changes(model, sensitivity.groups, method, best.choice, called, left_out)
+                    best = trials.improved(method, changes, best)
             except _UNFIT as error:  # the model without the method was built before
                 left_out.append((method, str(error)))
             advance()
-    return Tuned(best, to_recipe(choice, sensitivity), before, loss, tuple(steps), tuple(left_out))
+    return Tuned(best.model, to_recipe(best.choice, sensitivity), before, best.loss, tuple(steps), tuple(left_out))
 
 
 def _changes(
@@ -208,28 +222,72 @@ def _unfit(model: nn.Module, group: Group, solved: Spec, method: str, called: se
     return None
 
 
-def _solver(
-    changes: Mapping[str, str],
-    method: str,
-    choice: dict[str, str],
-    best: nn.Module,
-    loss: float,
-    built: Callable[[Mapping[str, str]], nn.Module],
-    loss_of: Callable[[nn.Module], float],
-    steps: list[Step],
-) -> tuple[dict[str, str], nn.Module, float]:
-    """Try a solver on all formats at once and, if that does not help, on one format after the other."""
-    formats = tuple(dict.fromkeys(choice[name] for name in changes))
-    for tried in [formats, *((one,) for one in formats if len(formats) > 1)] if formats else []:
-        candidate = choice | {name: text for name, text in changes.items() if choice[name] in tried}
-        trial = built(candidate)
-        now = loss_of(trial)
-        steps.append(Step(method, tried, now, now < loss))
-        if now < loss:
-            choice, best, loss = candidate, trial, now
-            if tried == formats:
-                break
-    return choice, best, loss
+@dataclass(frozen=True)
+class _State:
+    """A model that was built by a choice of formats, and its loss."""
+
+    choice: dict[str, str]
+    model: nn.Module
+    loss: float
+
+
+@dataclass(frozen=True)
+class _Trials:
+    """What tries a change of some groups: all at once, then part by part.
+
+    ``parts``: blocks that are tried apart at most. ``steps``, ``left_out``: get what was tried, and what was not kept.
+    """
+
+    groups: Sequence[Group]
+    built: Callable[[Mapping[str, str]], nn.Module]
+    loss_of: Callable[[nn.Module], float]
+    parts: int
+    steps: list[Step]
+    left_out: list[tuple[str, str]]
+
+    def improved(self, method: str, changes: Mapping[str, str], start: _State) -> _State:
+        """Return the state of least loss. ``changes``: other formats by the name of a group."""
+        if not changes:
+            return start
+        formats = tuple(dict.fromkeys(start.choice[name] for name in changes))
+        every = self._state(start.choice | dict(changes))
+        better = every.loss < start.loss
+        self.steps.append(Step(method, formats, every.loss, better))
+        best, other = (every, start) if better else (start, every)
+        members = [group for group in self.groups if group.name in changes]
+        parts = parts_of(members, start.choice, self.parts)
+        taken, swaps = swapped_parts(best.model, other.model, parts, best.loss, self.loss_of)
+        if not taken:
+            return best
+        # A layer is solved for the inputs that the layers before it leave: the mixture is made anew, and judged.
+        mixed = self._state({name: (other if name in taken else best).choice[name] for name in best.choice})
+        kept = mixed.loss < best.loss
+        self.steps.append(Step(method, formats, mixed.loss, kept))
+        if kept and better:
+            self.left_out.extend(
+                (
+                    f"{method} in {swap.part.label}",
+                    f"a divergence of {swap.before:.3e} on held-out data with it, {swap.swapped:.3e} without it",
+                )
+                for swap in swaps
+                if swap.is_better
+            )
+        return mixed if kept else best
+
+    def _state(self, choice: dict[str, str]) -> _State:
+        model = self.built(choice)
+        return _State(choice, model, self.loss_of(model))
+
+
+def _rounded(groups: Sequence[Group], choice: Mapping[str, str]) -> dict[str, str]:
+    """Return the format without its solver or criterion of each group whose format names one."""
+    plain: dict[str, str] = {}
+    for group in groups:
+        spec = None if choice[group.name] == KEEP else read_spec(choice[group.name])
+        method = None if spec is None or spec.calibration is None else spec.calibration.method
+        if spec is not None and group.role == "weight" and method in _CHOSEN:
+            plain[group.name] = str(spec.format)
+    return plain
 
 
 def _called(model: nn.Module, batches: Sequence[Any]) -> set[str]:

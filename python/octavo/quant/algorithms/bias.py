@@ -115,6 +115,11 @@ def correct_bias_model(
     return BiasCorrections(added, without, tuple(name for name in targets if name not in added))
 
 
+def has_biases(model: nn.Module) -> bool:
+    """Whether a model has a bias that :func:`correct_bias_model` could correct."""
+    return any(_is_layer(layer) and layer.bias is not None for layer in model.modules())
+
+
 def _is_layer(module: nn.Module) -> bool:
     kind = kind_of(module)
     return isinstance(module, nn.Conv3d) or (kind is not None and kind.float_class is not None and "bias" in kind.roles)
