@@ -261,9 +261,9 @@ class _Trials:
             return best
         # A layer is solved for the inputs that the layers before it leave: the mixture is made anew, and judged.
         mixed = self._state({name: (other if name in taken else best).choice[name] for name in best.choice})
-        kept = mixed.loss < best.loss
-        self.steps.append(Step(method, formats, mixed.loss, kept))
-        if kept and better:
+        is_better = mixed.loss < best.loss
+        self.steps.append(Step(method, formats, mixed.loss, is_better))
+        if is_better and better:
             self.left_out.extend(
                 (
                     f"{method} in {swap.part.label}",
@@ -272,7 +272,7 @@ class _Trials:
                 for swap in swaps
                 if swap.is_better
             )
-        return mixed if kept else best
+        return mixed if is_better else best
 
     def _state(self, choice: dict[str, str]) -> _State:
         model = self.built(choice)

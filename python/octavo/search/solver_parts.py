@@ -46,8 +46,8 @@ def parts_of(groups: Sequence[Group], choice: Mapping[str, str], most: int) -> l
     for group in groups:
         formats.setdefault(choice[group.name], []).append(group)
         path = group.layers[0] if group.layers else group.name
-        found = _BLOCK.match(path)
-        blocks.setdefault(found.group() if found else group.name, []).append(group)
+        block = _BLOCK.match(path)
+        blocks.setdefault(block.group() if block else group.name, []).append(group)
     by_format = [Part(text, tuple(members)) for text, members in formats.items()] if len(formats) > 1 else []
     names = list(blocks)
     size = -(-len(names) // max(most, 1))
