@@ -8,9 +8,9 @@ import pytest
 import torch
 from helpers.models import transformer
 from octavo.graph.tensor_statistics import Statistics
-from octavo.nn.expert_families import expert_family, experts_module, experts_of
 from octavo.quant.algorithms.gptq import gptq
 from octavo.quant.calibration import hooked
+from octavo.recipe.expert_families import expert_family, experts_module, experts_of
 
 TOKENS = torch.randint(0, 50, (6, 24), generator=torch.Generator().manual_seed(4))
 

@@ -9,6 +9,7 @@ import sys
 import octavo
 import pytest
 import torch
+from helpers.models import transformer
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo import DTypeError, Format, FormatError, ModelError, Recipe, Rule
@@ -602,3 +603,22 @@ def test_programs_of_torchscript_are_refused_by_name_and_left_alone_inside_of_mo
     packed = octavo.pack_model(octavo.quantize_model(_Holder(compiled), "int8"))
     assert torch.equal(packed.inner(torch.ones(1, 8)), compiled(torch.ones(1, 8)))
     assert "head" in str(octavo.explain(packed))
+
+
+def test_experts_that_got_the_same_are_one_row():
+    model = transformer(
+        "MixtralForCausalLM", num_local_experts=4, num_experts_per_tok=2, num_key_value_heads=2, layers=1
+    )
+    text = str(Recipe.parse("int4:g32; **.experts.2.down_proj int8").explain(model))
+    rows = [line.split()[:2] for line in text.splitlines() if ".experts." in line]
+    name = "model.layers.0.mlp.experts"
+    assert rows == [
+        [f"{name}.*.gate_up_proj", "(4)"], [f"{name}.*.down_proj", "(3)"], [f"{name}.2.down_proj", "weight"]
+    ]  # fmt: skip
+    assert len(Recipe.parse("int4:g32").explain(model).rows) == 8 + 4 + 2
+
+
+def test_batched_experts_of_a_checkpoint_are_selected_and_their_biases_are_not():
+    names = {"mlp.experts.down_proj": (4, 32, 64), "mlp.experts.down_proj_bias": (4, 64), "conv.weight": (4, 32, 64)}
+    assigned = Recipe.parse("int4:g32").assign({name: torch.zeros(shape) for name, shape in names.items()})
+    assert [name for name, spec in assigned.items() if spec] == ["mlp.experts.down_proj"]

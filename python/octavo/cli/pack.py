@@ -47,7 +47,7 @@ def run(
     A recipe is a list of rules separated by ';', or a file NAME.toml. The last rule that matches decides:
 
     \b
-      FORMAT        every Linear, Embedding, convolution; of a file all 2-D float weights
+      FORMAT        every Linear, Embedding, convolution; of a file all 2-D float weights, and batched experts
       GLOB=FORMAT   layers whose name matches; * stays between dots, ** crosses them; of a file weights of 2 and more
                     dimensions whose layer or name matches
       NAME=FORMAT   one layer; of a file one tensor or layer, 1-D ones included

@@ -120,12 +120,12 @@ def format_layers(model: nn.Module, *, duplicates: bool = False) -> Iterator[tup
 
     ``duplicates``: a layer that the model has at several places is told at each.
     """
-    outer: list[str] = []
+    outer: str | None = None  # parts of a module follow it before any other module
     for path, module in model.named_modules(remove_duplicate=not duplicates):
-        if any(path.startswith(f"{other}.") or not other for other in outer):
+        if outer is not None and (not outer or path.startswith(f"{outer}.")):
             continue
         if isinstance(module, FormatLayer):
-            outer.append(path)
+            outer = path
             yield path, module
 
 

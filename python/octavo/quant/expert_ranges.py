@@ -9,7 +9,7 @@ from torch import nn
 
 from octavo.errors import CalibrationWarning
 from octavo.graph.tensor_statistics import Statistics
-from octavo.nn.expert_families import expert_family, experts_of
+from octavo.recipe.expert_families import expert_family, experts_of
 
 _NAMED = 6  # experts that a message names
 

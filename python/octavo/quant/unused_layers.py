@@ -12,10 +12,10 @@ from torch import nn
 
 from octavo.errors import UnusedLayerWarning
 from octavo.nn import QuantLayer, direct_weight_access
-from octavo.nn.expert_families import expert_family
 from octavo.nn.format_layer import FormatLayer
 from octavo.nn.registry import format_layers
 from octavo.recipe import Rule
+from octavo.recipe.expert_families import expert_family
 from octavo.recipe.sites import is_default, join
 
 _NAMED = 8  # paths in a message; the warning's ``layers`` has all

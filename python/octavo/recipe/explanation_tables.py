@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from io import StringIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
 from octavo.display.console import PLAIN_WIDTH, print_table, printable, table
 from octavo.display.numbers import shape_text, size
+from octavo.recipe.expert_families import expert_family
+from octavo.recipe.explanation_rows import Row, Unreached
 
 if TYPE_CHECKING:
-    from octavo.recipe.explanation_rows import Explained, Row
+    from octavo.recipe.explanation_rows import Explained
+
+R = TypeVar("R", Row, Unreached)
 
 COLUMNS = ("layer", "role", ">shape", "format", ">bits", "scales", "rule", "overrode")
 
@@ -25,13 +31,13 @@ def print_explanation(out: Console, explained: Explained) -> None:
         out.print()
     if explained.rows:
         reached = table(*COLUMNS)
-        for row in explained.rows:
+        for row in _folded(explained.rows, "module"):
             reached.add_row(*_cells(row))
         print_table(out, reached)
         out.print()
     if explained.unreached:
         missed = table("no rule reached", ">shape", "dtype", "why")
-        for tensor in explained.unreached:
+        for tensor in _folded(explained.unreached, "name"):
             missed.add_row(tensor.name, shape_text(tensor.shape), tensor.dtype, tensor.reason)
         print_table(out, missed)
         out.print()
@@ -59,10 +65,34 @@ def explanation_text(explained: Explained) -> str:
 
 def explanation_html(explained: Explained) -> str:
     """Return the tables as HTML, for notebooks."""
-    reached = _html(COLUMNS, [_cells(row) for row in explained.rows])
-    missed = [(t.name, shape_text(t.shape), t.dtype, t.reason) for t in explained.unreached]
+    reached = _html(COLUMNS, [_cells(row) for row in _folded(explained.rows, "module")])
+    missed = [(t.name, shape_text(t.shape), t.dtype, t.reason) for t in _folded(explained.unreached, "name")]
     parts = [reached if explained.rows else "", _html(("no rule reached", ">shape", "dtype", "why"), missed)]
     return "\n".join([*(part for part in parts if part), _html(("total", ""), _totals(explained))])
+
+
+def _folded(rows: Sequence[R], name: str) -> list[R]:
+    """Return rows in their order, with one for experts of a mixture that got the same: ``experts.*.down_proj (8)``.
+
+    ``name``: the field that tells a layer or a tensor.
+    """
+    families = [expert_family(getattr(row, name)) for row in rows]
+    shared = [row if family is None else _named(row, name, family) for row, family in zip(rows, families, strict=True)]
+    counts = Counter(one for one, family in zip(shared, families, strict=True) if family is not None)
+    folded: list[R] = []
+    for row, one, family in zip(rows, shared, families, strict=True):
+        count = counts[one]
+        if family is None or count == 1:
+            folded.append(row)
+        elif count:
+            folded.append(_named(one, name, f"{family} ({count})"))
+            counts[one] = 0
+    return folded
+
+
+def _named(row: R, field: str, name: str) -> R:
+    changes: dict[str, Any] = {field: name}
+    return replace(row, **changes)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -266,8 +266,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 def tensor_sites(tensors: Mapping[str, Tensor | PackedTensor]) -> list[Site]:
     """List the tensors of a checkpoint, in order: ``a.b.weight`` is the weight of the module ``a.b``.
 
-    The default selection is the 2-D float weights: a checkpoint does not tell the types of its layers. Raises
-    DTypeError for what is no mapping of texts to tensors.
+    The default selection is the 2-D float weights, and the 3-D ones of batched experts: a checkpoint does not tell the
+    types of its layers. Raises DTypeError for what is no mapping of texts to tensors.
     """
     if not isinstance(tensors, Mapping):
         raise DTypeError(f"a checkpoint is a mapping of names to tensors, got {type(tensors).__name__}")
@@ -287,6 +287,9 @@ def tensor_sites(tensors: Mapping[str, Tensor | PackedTensor]) -> list[Site]:
 def _tensor_site(name: str, tensor: Tensor | PackedTensor, matrices: Collection[str]) -> Site:
     module, _, leaf = name.rpartition(".")
     is_bias = leaf == "bias" and tensor.ndim <= 1
+    # Batched experts: matrices of all of them in one tensor, a row of biases for each.
+    of_experts = module.rpartition(".")[2] == "experts"
+    is_matrix = not leaf.endswith("bias") and tensor.ndim in (2, 3) if of_experts else tensor.ndim == 2
     problem = _tensor_problem(tensor)
     return Site(
         paths=(module,),
@@ -294,7 +297,7 @@ def _tensor_site(name: str, tensor: Tensor | PackedTensor, matrices: Collection[
         name=leaf,
         shape=tuple(tensor.shape),
         dtype=tensor.dtype,
-        is_default=module in matrices if is_bias else tensor.ndim == 2,
+        is_default=module in matrices if is_bias else is_matrix,
         needs_name=tensor.ndim == 1 and not is_bias,
         problem=problem,
         of_model=False,

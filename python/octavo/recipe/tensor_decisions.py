@@ -32,7 +32,9 @@ def assigned(rules: Sequence[Rule], tensors: Mapping[str, Tensor | PackedTensor]
 
 
 def select(tensors: Mapping[str, Tensor | PackedTensor], glob: str | None = None) -> list[str]:
-    """Names of the float tensors that ``glob`` matches, or of the default selection: 2-D weights, embeddings included.
+    """Names of the float tensors that ``glob`` matches, or of the default selection.
+
+    That is 2-D weights, embeddings included, and batched experts.
 
     Vectors count only where ``glob`` names them in full. Raises FormatError where nothing is left, and where some of
     the default selection is packed already.

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from octavo.errors import ConfigError
-from octavo.nn.expert_families import expert_family
 from octavo.recipe import Recipe, Rule
+from octavo.recipe.expert_families import expert_family
 from octavo.recipe.rule import KEEP
 from octavo.recipe.selectors import Selector
 from octavo.search.layer_sensitivity import ROLES, Sensitivity

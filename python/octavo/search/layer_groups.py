@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from octavo.data.batches import call_numbered, samples_of
 from octavo.errors import DTypeError, FormatError, ModelError
 from octavo.model_folder.stored_tensors import stored_state
-from octavo.nn.expert_families import expert_family
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.registry import kind_of
 from octavo.quant.calibration import undisturbed
 from octavo.recipe.decide import decide
+from octavo.recipe.expert_families import expert_family
 from octavo.recipe.rule import KEEP, Rule
 from octavo.recipe.sites import Site, model_sites
 from octavo.recipe.text import parse_selector

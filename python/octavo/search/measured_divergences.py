@@ -16,12 +16,12 @@ from octavo.data.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import ConfigError
 from octavo.graph.tensor_statistics import Statistics
-from octavo.nn.expert_families import expert_family
 from octavo.nn.meta_tensors import refuse_meta
 from octavo.nn.model_copies import shared_copy
 from octavo.nn.rewriting import rewrite_modules
 from octavo.quant.calibration import Products, seen_of, undisturbed
 from octavo.quant.expert_ranges import share_ranges
+from octavo.recipe.expert_families import expert_family
 from octavo.recipe.rule import KEEP, read_spec, spec_text
 from octavo.recipe.sites import Site
 from octavo.recipe.spec import Spec

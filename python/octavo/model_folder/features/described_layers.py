@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -228,9 +229,10 @@ def _restore(restoration: Restoration, records: Any) -> None:
     except (DTypeError, FormatError) as error:
         raise ContainerError(f"{error}, which the file has otherwise") from None
     replaced: dict[int, nn.Module] = {}
+    below = _below(records, tensors)
     for path, record in records.items():
         skeleton = _submodule(model, path)
-        inside = _below(path, tensors)
+        inside = below[path]
         if id(skeleton) not in replaced:
             replaced[id(skeleton)] = build_layer(path, record, skeleton, inside)
         layer = replaced[id(skeleton)]
@@ -247,9 +249,16 @@ def _submodule(model: nn.Module, path: str) -> nn.Module:
         ) from None
 
 
-def _below(path: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    prefix = f"{path}." if path else ""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+def _below(paths: Iterable[str], tensors: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return for each path the tensors below it, by their names there."""
+    below: dict[str, dict[str, Any]] = {path: {} for path in paths}
+    for name, value in tensors.items():
+        if "" in below:
+            below[""][name] = value
+        for dot in re.finditer(r"\.", name):
+            if (path := name[: dot.start()]) in below:
+                below[path][name[dot.end() :]] = value
+    return below
 
 
 def _own_names(layer: nn.Module) -> set[str]:

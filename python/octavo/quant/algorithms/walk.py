@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from octavo.data.batches import Batches, tensors_in
 from octavo.data.kept_trees import KeptTrees, can_keep, without_numbers
-from octavo.nn.expert_families import expert_family, experts_module
 from octavo.quant.calibration import call, hooked, replaced_forward
+from octavo.recipe.expert_families import expert_family, experts_module
 
 Heard = TypeVar("Heard")
 
