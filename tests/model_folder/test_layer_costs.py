@@ -71,7 +71,7 @@ class Cell(nn.LSTM):
 
 
 class Mixed(nn.Module):
-    """Layers of every kind, and tensors of none: recurrent, transposed, experts, norms, buffers, ties."""
+    """Layers of every kind, and tensors of none: recurrent, states, norms, buffers, ties."""
 
     def __init__(self):
         super().__init__()
@@ -79,7 +79,7 @@ class Mixed(nn.Module):
         self.head.weight = self.embed.weight
         self.conv, self.up = nn.Conv2d(4, 8, 3), nn.ConvTranspose2d(8, 4, 3)
         self.cell, self.norm, self.scale = Cell(64, 32), nn.BatchNorm1d(64), nn.LayerNorm(64)
-        self.experts = nn.Parameter(torch.randn(4, 64, 32))
+        self.decay = nn.Parameter(torch.randn(4, 64, 32))
         self.attend = nn.MultiheadAttention(64, 4)
         self.blocks = nn.ModuleList([nn.Linear(64, 64)])
         self.blocks.append(self.blocks[0])
@@ -106,15 +106,15 @@ def test_every_tensor_is_listed_and_the_total_is_that_of_the_file(way, tmp_path)
     costs = octavo.explain(made)
     assert costs.stored == bytes_in_file(made, tmp_path / "model")
     listed = {other.name: other for other in costs.others}
-    assert {"experts", "cell.weight_hh_l0", "norm.running_mean", "steps", "table"} <= set(listed)
-    assert listed["table"].stored == 0 and listed["steps"].stored == 72 and listed["experts"].owner == "Mixed"
+    assert {"decay", "cell.weight_hh_l0", "norm.running_mean", "steps", "table"} <= set(listed)
+    assert listed["table"].stored == 0 and listed["steps"].stored == 72 and listed["decay"].owner == "Mixed"
     layers = {cost.path for cost in costs.layers}
     tied = {name for name, _ in made.named_parameters(remove_duplicate=False)} - {n for n, _ in made.named_parameters()}
     for name, _ in [*made.named_parameters(), *made.named_buffers()]:
         owners = {name[:place] for place, letter in enumerate(name) if letter == "."}
         assert name in listed or owners & layers or name in tied, name
     text = str(costs)
-    assert "experts" in text and f"total of {len(costs.layers)} and {len(costs.others)} tensors" in text
+    assert "decay" in text and f"total of {len(costs.layers)} and {len(costs.others)} tensors" in text
     assert json.loads(json.dumps(costs.as_dict()))["stored"] == costs.stored
 
 

@@ -85,6 +85,9 @@ def expected(model):
         elif isinstance(layer, nn.ConvTranspose2d):
             rows = octavo.quantize(matrix_of(layer.weight.detach(), layer.groups), FORMAT)
             state[name] = weight_of(rows, layer.groups, layer.kernel_size)
+        elif isinstance(layer, Own):  # a table that the model itself reads
+            state["experts"] = octavo.quantize(layer.experts.detach(), FORMAT)
+            continue
         elif isinstance(layer, transformers.pytorch_utils.Conv1D):
             state[name] = octavo.quantize(layer.weight.detach(), FORMAT, axis=0)
         elif path.endswith(".experts") or isinstance(layer, nn.LSTM):  # [experts, out, in]; matrices of gates

@@ -112,3 +112,36 @@ def test_modules_of_torch_and_routers_stay():
 
     assert rewritten(Router()) is None and rewritten(Theirs(16, 16)) is None
     assert rewritten(nn.LayerNorm((16, 64))) is None and rewritten(nn.Bilinear(16, 16, 16)) is None
+
+
+class Tied(nn.Module):
+    """A table that the model reads itself, tied to its head."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.words = nn.Linear(64, 40, bias=False), Words()
+        self.words.weight = self.head.weight
+
+    def forward(self, ids):
+        return self.head(self.words(ids))
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(40, 64))
+
+    def forward(self, ids):
+        return nn.functional.embedding(ids, self.weight)
+
+
+def test_a_table_that_is_tied_to_a_layer_stays_tied(tmp_path):
+    model, ids = Tied().eval(), torch.tensor([[3, 1], [7, 39]])
+    simulated = octavo.quantize_model(model, "int4:g32", progress=False)
+    assert simulated.words.weight_table._own("weight") is simulated.head._own("weight")
+    packed = octavo.pack_model(simulated)
+    octavo.save_model(packed, tmp_path)
+    assert [entry.format for entry in octavo.inspect(tmp_path / "model.octavo.safetensors")] == ["int4:g32"]
+    with torch.no_grad():
+        torch.testing.assert_close(packed(ids), simulated(ids))
+        assert torch.equal(octavo.load_model(tmp_path, Tied)(ids), packed(ids))

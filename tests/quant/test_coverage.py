@@ -25,7 +25,7 @@ class Model(nn.Module):
         self.head.weight = self.embed.weight
         self.conv = nn.Conv2d(4, 8, 3)
         self.cell, self.up = Cell(32, 32), nn.ConvTranspose1d(32, 8, 3)
-        self.experts = nn.Parameter(torch.randn(4, 32, 32))
+        self.decay = nn.Parameter(torch.randn(4, 32, 32))
         self.norm = nn.LayerNorm(32)
 
 
@@ -55,7 +55,7 @@ def test_every_parameter_is_there_once_with_its_reason():
     assert tensors["embed.weight"].format == "mxint8"
     assert tensors["embed.weight"].nbytes == octavo.Format("mxint8").nbytes((50, 32))
     reasons = {
-        "experts": "Model takes no formats",
+        "decay": "Model takes no formats",
         "cell.weight_ih_l0": "Cell takes no formats",
         "norm.weight": "LayerNorm takes no formats",
         "conv.weight": "kept by a rule",
@@ -132,11 +132,11 @@ def test_it_prints_and_is_json():
     assert read["share"] == found.share and read["kept"] == found.kept()
 
 
-class OwnProducts(nn.Module):
-    """Experts that a loop of its own multiplies, which no rewriting knows."""
+class OwnProducts(nn.Bilinear):
+    """A subclass of a module of torch, whose parameters no rewriting takes."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__(2, 2, 2)
         self.matrices = nn.Parameter(torch.randn(4, 32, 128))
 
     def forward(self, x):

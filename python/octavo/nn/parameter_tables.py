@@ -4,17 +4,19 @@ A parameter ``position_embeddings`` ``[1, N, D]`` becomes an ``nn.Embedding`` of
 inside a module of the same class, whose attribute ``position_embeddings`` is the rows of the table, rounded or decoded
 as the table is. The module's own code runs as it is.
 
-Parameters of three axes stay as they are: a module reads a part of them at a time, for which all would be decoded.
-State matrices and factors stay as they are: models raise them to powers, or multiply everything by them. So do weights
-that choose experts, which are small and decide much.
+Rows are made once in each call of the module's ``forward``, however often it reads them, as a loop does that takes a
+part of a parameter at a time. State matrices and factors stay as they are: models raise them to powers, or multiply
+everything by them. So do weights that choose experts, which are small and decide much.
 """
 
 from __future__ import annotations
 
 import copyreg
+import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any, cast
 
 import torch
@@ -34,6 +36,10 @@ _PLAIN = {nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict}
 _LEFT = ("torch.", "octavo.")  # packages: their classes read parameters past the attributes, or are ours
 
 
+# The module whose forward runs, and the rows of its tables that it has read.
+_reads: ContextVar[tuple[nn.Module, dict[str, Tensor]] | None] = ContextVar("octavo_table_reads", default=None)
+
+
 class TableClass(type):
     """The class of a class whose parameters are tables: pickled as the class that it was made of, and their names."""
 
@@ -46,12 +52,40 @@ def class_with_tables(cls: type[nn.Module], names: tuple[str, ...]) -> type[nn.M
     if (cls, names) not in _classes:
         named = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
         properties = {name: property(_reader(name)) for name in names}
-        _classes[cls, names] = cast("type[nn.Module]", TableClass(cls.__name__, (cls,), {**named, **properties}))
+        forward = {} if cls.forward is nn.Module.forward else {"forward": _reading_once(cls.forward)}
+        members = {**named, **properties, **forward}
+        _classes[cls, names] = cast("type[nn.Module]", TableClass(cls.__name__, (cls,), members))
     return _classes[cls, names]
 
 
 def _reader(name: str) -> Any:
-    return lambda module: rows_of(module, name)
+    return lambda module: _rows(module, name)
+
+
+def _reading_once(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a module's ``forward`` in which the rows of its tables are made once."""
+
+    @functools.wraps(forward)
+    def reading(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return forward(self, *args, **kwargs)
+        token = _reads.set((self, {}))
+        try:
+            return forward(self, *args, **kwargs)
+        finally:
+            _reads.reset(token)
+
+    return reading
+
+
+def _rows(module: nn.Module, name: str) -> Tensor:
+    """Return the rows of a table, those of this call of the module's ``forward`` where it is in one."""
+    reads = None if torch.compiler.is_compiling() else _reads.get()
+    if reads is None or reads[0] is not module:
+        return rows_of(module, name)
+    if name not in reads[1]:
+        reads[1][name] = rows_of(module, name)
+    return reads[1][name]
 
 
 def rows_of(module: nn.Module, name: str) -> Tensor:
@@ -74,7 +108,7 @@ def _tables(module: nn.Module) -> list[str]:
         and value.dtype in FLOATS
         and not nn.parameter.is_lazy(value)
         and value.numel() >= _LEAST
-        and sum(size > 1 for size in value.shape) == 2
+        and sum(size > 1 for size in value.shape) > 1
         and not _STAYS.fullmatch(name)
     ]
 

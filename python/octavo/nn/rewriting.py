@@ -108,7 +108,8 @@ def rewriting_of(module: nn.Module) -> Rewriting | None:
 def rewritten(module: nn.Module, shared: Collection[int] = ()) -> nn.Module | None:
     """Return the module made of layers that computes what ``module`` does; None where no rewriting takes it.
 
-    ``shared``: parameters, by ``id``, that other modules hold, too; a module with one of them stays as it is.
+    ``shared``: parameters, by ``id``, that other modules hold, too: a layer holds the same one, and where it would hold
+    a part or another shape, the module stays as it is.
     Both hold the same memory: the layers' weights are views of the parameters of ``module``, and parts, hooks and
     attributes that stay are shared.
     """
@@ -119,8 +120,12 @@ def rewritten(module: nn.Module, shared: Collection[int] = ()) -> nn.Module | No
     parts: dict[str, nn.Parameter] = {}
     for name, origin in origins.items():
         whole = module.get_parameter(name)
-        if is_lazy(whole) or id(whole) in shared:
+        is_whole = origin.part_shape == origin.shape and not origin.is_turned  # the part is the parameter itself
+        if is_lazy(whole) or (id(whole) in shared and not is_whole):
             return None
+        if id(whole) in shared:
+            parts[origin.parts[0]] = whole
+            continue
         for part, values in origin.split(whole.detach()).items():
             parts[part] = nn.Parameter(values, requires_grad=whole.requires_grad)
     new = rewriting.build(module, parts)
