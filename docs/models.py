@@ -15,7 +15,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "models.md"
 TABLE = re.compile(r"(?<=<!-- architectures: transformers )(?P<version>[\d.]+) -->\n(?P<rows>(?:\|.*\n)*)")
-HEAD = "| architecture | parameters | reached, % | bits a parameter | stays float |\n| --- | ---: | ---: | ---: | --- |\n"
+HEAD = (
+    "| architecture | parameters | reached, % | bits a parameter | stays float |\n| --- | ---: | ---: | ---: | --- |\n"
+)
 
 
 def line(row: Any) -> str:
