@@ -189,7 +189,7 @@ def test_nothing_else_reads_json_or_opens_the_door_of_transformers():
         if name in ("json.loads", "json.load"):
             assert path.name in TRUSTED, where
         if name in ("torch.load", "pickle.load", "pickle.loads", "numpy.load", "np.load", "joblib.load"):
-            assert path.parts[-2:] in {("train", "checkpoint.py"), ("data", "kept_trees.py")}, where
+            assert path.parts[-2:] in {("train", "checkpoint.py")}, where
             assert "weights_only=True" in ast.unparse(node), where
 
 

@@ -29,7 +29,7 @@ from octavo.search.layer_sensitivity import Sensitivity
 from octavo.search.measured_divergences import measure_sensitivity
 from octavo.search.measured_latencies import measure_latency
 from octavo.search.pareto_front import Front, Point
-from octavo.search.refine import tune
+from octavo.search.refine import tuned_beside
 from octavo.search.short_training import Training
 from octavo.search.verification import Verification, verify
 
@@ -252,7 +252,7 @@ class Flow:
         }  # fmt: skip
         record = journal.find(settings, "row")
         if record is None:
-            tuned = tune(
+            tuned = tuned_beside(
                 self.job.model, point, sensitivity, self.job.batches, methods=methods, output=self.job.output,
                 divergence=self.job.divergence, samples=self.job.samples, parts=parts, progress=False,
             )  # fmt: skip

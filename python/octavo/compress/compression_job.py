@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from octavo.nn import QuantLayer
 from octavo.nn.tied_weights import Untied
 from octavo.prune import fold_model, prune_model
 from octavo.quant.algorithms.bias import correct_bias_model
-from octavo.quant.apply_recipe import quantize_model
+from octavo.quant.apply_recipe import quantize_model, quantized_beside
 from octavo.quant.pack_layers import pack_model
 from octavo.recipe import Recipe
 from octavo.recipe.sites import model_sites
@@ -122,9 +123,14 @@ class Job:
         vectors = [parameter for parameter in self.model.parameters() if parameter.ndim < 2]
         return stored_bytes(model) - sum(vector.nbytes // 2 for vector in vectors if self.half_vectors)
 
-    def quantized(self, recipe: Recipe, *, corrected: bool = False) -> nn.Module:
-        """Return the quantized model of a recipe; ``corrected``: with biases corrected for what layers lose."""
-        made = quantize_model(self.model, recipe, calibration=self.batches, samples=self.samples, progress=False)
+    def quantized(self, recipe: Recipe, *, corrected: bool = False, to_train: bool = False) -> nn.Module:
+        """Return the quantized model of a recipe.
+
+        ``corrected``: with biases corrected for what layers lose. ``to_train``: its weights are its own; else those of
+        the float model, which must not be written.
+        """
+        make = partial(quantize_model, progress=False) if to_train else quantized_beside
+        made = make(self.model, recipe, calibration=self.batches, samples=self.samples)
         if corrected:
             correct_bias_model(made, self.model, self.batches, samples=self.samples, progress=False)
         return made

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from octavo.compress.by_name import find
 from octavo.data.calibration_texts import cut_windows, end_of_text, text_ids, window_batches
+from octavo.data.file_tensors import MOST_HELD, in_file
 from octavo.data.labelled import Sentences
 from octavo.data.labelled_files import is_json_lines, read_labelled
 from octavo.errors import DataError, ModelError, OctavoError
@@ -21,6 +22,7 @@ from octavo.model_folder.hf_loading import foreign, load_config, load_tokenizer
 from octavo.model_folder.model_config import own_model
 from octavo.model_folder.save_load import load_model
 from octavo.model_folder.subject_registry import subject_of
+from octavo.model_folder.weight_files import Checkpoint
 
 Task = Literal["language", "classifier", "embeddings", "other"]
 
@@ -69,13 +71,23 @@ class TextModel:
 def open_text_model(given: str) -> TextModel:
     """Return the model that a command names: ``minilm``, or a folder that ``octavo.load_model`` reads.
 
-    It is float32 outside packed layers, and in evaluation. Raises OctavoError for a name that is none, ModelError for
-    one without a tokenizer, and as ``octavo.load_model``.
+    It is float32 outside packed layers, and in evaluation; weights lie in mapped files. Raises OctavoError for a name
+    that is none, ModelError for one without a tokenizer, and as ``octavo.load_model``.
     """
     folder = find(given)
     if folder.is_file():
         raise ModelError(f"{folder}: a file of weights; give the folder of the model, {folder.parent}")
-    return text_model(given, folder, load_model(folder).float().eval())
+    Checkpoint.open(folder).verify()
+    return text_model(given, folder, widened(load_model(folder, mmap=True)).eval())
+
+
+def widened(model: nn.Module) -> nn.Module:
+    """Return a model in float32, in place; what was not is in mapped files then, where it is large."""
+    large = sum(4 * parameter.numel() for parameter in model.parameters()) > MOST_HELD
+    for parameter in model.parameters():
+        if large and parameter.is_floating_point() and parameter.dtype != torch.float32:
+            parameter.data = in_file(parameter, torch.float32)
+    return model.float()
 
 
 def text_model(given: str, folder: Path, model: nn.Module) -> TextModel:

@@ -162,7 +162,7 @@ class Bench:
 
     def _trained(self, start: Trial, training: Training) -> nn.Module:
         """Return the trained model of a trial, quantized; a run that was stopped goes on."""
-        model = self.job.quantized(start.recipe, corrected=start.corrected)
+        model = self.job.quantized(start.recipe, corrected=start.corrected, to_train=True)
         name = identity(
             {**self.job.identity, "recipe": str(start.recipe), "corrected": start.corrected, **_binding(training)}
         )

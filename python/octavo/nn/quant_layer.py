@@ -270,6 +270,16 @@ class QuantLayer(FormatLayer):
             held = self._own("weight")
             held.copy_(self._weight_of(matrix.to(held.dtype)))
 
+    def put_weight_matrix(self, matrix: Tensor, memory: Callable[[Tensor], Tensor] = torch.empty_like) -> None:
+        """Give the Parameter other values in memory of its own; what it held stays as it is.
+
+        Args:
+            matrix: ``[N, K]``.
+            memory: function that returns a tensor of the shape, strides and dtype of another.
+        """
+        held = self._own("weight").detach()
+        self._own("weight").data = memory(held).copy_(self._weight_of(matrix.to(held.dtype)))
+
     @property
     def has_input_rows(self) -> bool:
         """Whether one matrix multiplies the layer's input, so that :meth:`input_rows` has vectors to give."""

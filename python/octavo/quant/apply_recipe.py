@@ -11,13 +11,13 @@ from octavo.data.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import CalibrationError, DTypeError, FormatError, OctavoError
 from octavo.nn.meta_tensors import refuse_meta
-from octavo.nn.model_copies import deep_copy
+from octavo.nn.model_copies import deep_copy, shared_copy
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.nn.tied_weights import untie_heads
 from octavo.quant.activation_scales import activation_scales, check_format
-from octavo.quant.algorithms.solve_in_order import solve_weights
+from octavo.quant.algorithms.solve_in_order import Beside, Kept, overwrite, solve_weights
 from octavo.quant.calibration import activation_quantizers, observe
 from octavo.quant.coverage_report import tell_coverage
 from octavo.quant.expert_ranges import share_ranges, warn_of_unreached
@@ -109,13 +109,43 @@ def quantize_model(
         return _untied(
             model, recipe, inplace, calibration=calibration, samples=samples, tokenizer=tokenizer, progress=progress
         )
+    return _quantized(model, recipe, calibration, samples, tokenizer, inplace, Stages(progress), None, None)
+
+
+def quantized_beside(
+    model: nn.Module, recipe: Any, *, calibration: Iterable[Any], samples: int | None, kept: Kept | None = None
+) -> nn.Module:
+    """Return the model of :func:`quantize_model` over the memory of a float model's matrices, for a measurement.
+
+    Its other parameters, such as biases, are its own, as are weights that a solver finds; these lie in mapped files
+    beyond 256 MiB. Matrices must not be written in place. ``kept``: solutions of an earlier run. Raises as
+    :func:`quantize_model`.
+    """
+    return _quantized(model, recipe, calibration, samples, None, False, Stages(False), Beside(), kept)
+
+
+def _quantized(
+    model: nn.Module,
+    recipe: Any,
+    calibration: Iterable[Any] | None,
+    samples: int | None,
+    tokenizer: Any,
+    inplace: bool,
+    show: Stages,
+    beside: Beside | None,
+    kept: Kept | None,
+) -> nn.Module:
     plan = plan_of(model, recipe)
     refuse_meta(model, "quantize_model")
     rules = None if plan is recipe else str(Recipe.of(recipe))
     text = None if _is_quantized(model) else rules
     batches = None if calibration is None else Batches(calibration, samples, tokenizer=tokenizer)
-    show = Stages(progress)
-    if not inplace:
+    if beside is not None:
+        model = shared_copy(model)
+        for parameter in model.parameters():
+            if parameter.ndim < 2:
+                parameter.data = parameter.data.clone()
+    elif not inplace:
         model = deep_copy(model)
     elif "" in plan:
         raise DTypeError(f"inplace=True cannot replace the {type(model).__name__} itself; take what is returned")
@@ -126,7 +156,11 @@ def quantize_model(
     try:
         quantized = replacement.apply()
         watch_first_pass(quantized)
-        _calibrate(quantized, replacement, batches, show)
+        solvable, unreached = _calibrate(quantized, replacement, batches, show)
+        unreached += solve_weights(
+            quantized, solvable, batches, show, put=beside or overwrite, restore=inplace, kept=kept
+        )
+        warn_of_unreached(quantized, unreached)
     except BaseException:
         replacement.undo()
         stop_watching(model)
@@ -205,7 +239,7 @@ def solve_weight(model: nn.Module, layer: QuantLayer) -> None:
     """Fix the scales of one layer's weight, or the weight, as :func:`quantize_model` does without calibration data."""
     method = _method(layer)
     if method in _SOLVED:
-        solve_weights(model, [layer], None, Stages(False))
+        solve_weights(model, [layer], None, Stages(False), restore=True)
     elif method is not None:
         calibrate_weight(layer)
 
@@ -274,8 +308,13 @@ def _method(layer: nn.Module) -> str | None:
     return quantizer.spec.calibration.method
 
 
-def _calibrate(model: nn.Module, replacement: Replacement, batches: Batches | None, show: Stages) -> None:
-    """Fix the scales of everything that was replaced, and the weights that gptq and hqq are asked for."""
+def _calibrate(
+    model: nn.Module, replacement: Replacement, batches: Batches | None, show: Stages
+) -> tuple[list[QuantLayer], list[str]]:
+    """Fix the scales of everything that was replaced.
+
+    Returns the layers whose weights gptq and hqq are asked for, and the inputs of experts that no batch reached.
+    """
     layers = list(replacement.layers.values())
     wanted = [quantizer for top in layers for quantizer in activation_quantizers(top) if quantizer.wants_scales]
     unreached: list[str] = []
@@ -293,8 +332,7 @@ def _calibrate(model: nn.Module, replacement: Replacement, batches: Batches | No
         for layer in weighted:
             calibrate_weight(layer)
             advance()
-    unreached += solve_weights(model, [layer for layer in weighing if _method(layer) in _SOLVED], batches, show)
-    warn_of_unreached(model, unreached)
+    return [layer for layer in weighing if _method(layer) in _SOLVED], unreached
 
 
 def calibrate_weight(layer: QuantLayer) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import math
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from octavo.data.batches import call_numbered
-from octavo.data.kept_trees import FULL_DISK, MOST_HELD
+from octavo.data.file_tensors import MOST_HELD, file_tensor
 from octavo.display.progress import Stages
+from octavo.errors import NonFiniteError
 from octavo.search.layer_groups import LayerGroup
-from octavo.search.output_divergence import Reader
+from octavo.search.output_divergence import Reader, not_finite
 from octavo.search.rounded_layers import input_of
 
 _ROWS = 128  # of outputs that are drawn for at once
@@ -64,6 +61,8 @@ def fisher_scores(
         for number, batch in enumerate(batches):
             with torch.enable_grad(), _watched(model, groups, inputs, change, loss):
                 rows = reader.rows(call_numbered(model, batch, number), batch)
+                if not bool(torch.isfinite(rows.detach()).all()):
+                    raise NonFiniteError(not_finite(number))
                 rows.backward(_direction(reader, rows.detach(), generator))
             count += len(rows)
             advance()
@@ -84,15 +83,10 @@ class _Squares:
 
     def __init__(self, parameters: Mapping[int, Tensor]) -> None:
         """Begin with zeros."""
-        self._parameters, self._folder = parameters, None
+        self._parameters = parameters
         nbytes = 8 * sum(parameter.numel() for parameter in parameters.values())
-        if nbytes <= MOST_HELD:
-            self._sums = {key: torch.zeros(one.numel(), dtype=torch.float64) for key, one in parameters.items()}
-        else:
-            self._folder = tempfile.TemporaryDirectory(prefix="octavo-")
-            self._sums = {
-                key: _zeros_in_file(Path(self._folder.name, str(key)), one.numel()) for key, one in parameters.items()
-            }
+        zeros = torch.zeros if nbytes <= MOST_HELD else file_tensor
+        self._sums = {key: zeros((one.numel(),), dtype=torch.float64) for key, one in parameters.items()}
 
     @contextmanager
     def added(self) -> Iterator[None]:
@@ -117,18 +111,6 @@ class _Squares:
         tensors = self._sums[id(site.tensor)], value, site.tensor.detach()
         parts = zip(*(tensor.flatten().split(_PART) for tensor in tensors), strict=True)
         return sum(float((sums * (new.double() - old.double()).square()).sum()) for sums, new, old in parts)
-
-
-def _zeros_in_file(path: Path, size: int) -> Tensor:
-    """Return zeros, float64 ``[size]``, in a mapped file. Raises OSError where the disk has no space for it."""
-    if size and hasattr(os, "posix_fallocate"):  # a page without space ends the process when it is written
-        with path.open("wb") as file:
-            try:
-                os.posix_fallocate(file.fileno(), 0, 8 * size)
-            except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-                    raise OSError(error.errno, f"{8 * size} bytes {FULL_DISK}: {error.strerror}", str(path)) from error
-    return torch.from_file(str(path), shared=True, size=size, dtype=torch.float64)
 
 
 def _direction(reader: Reader, rows: Tensor, generator: torch.Generator) -> Tensor:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from octavo.data.batches import Batches
+from octavo.data.batches import Batches, call_numbered
 from octavo.display.progress import Report, Stages
 from octavo.errors import ConfigError
 from octavo.graph.tensor_statistics import Statistics
@@ -31,7 +31,7 @@ from octavo.search.forked_workers import check_workers, measured_by
 from octavo.search.journal import Journal
 from octavo.search.layer_groups import LayerGroup, ModelGroups, find_groups
 from octavo.search.layer_sensitivity import ROLES, Sensitivity
-from octavo.search.output_divergence import Output
+from octavo.search.output_divergence import Output, Reader, reader_of
 from octavo.search.prefix_cache import SharedPasses
 from octavo.search.rounded_layers import input_of, input_quantizer, rounded_weight, rounds_input, simulated
 from octavo.storage.arguments import checks_arguments
@@ -123,8 +123,9 @@ def measure_sensitivity(
             subject = str(known)
         run = _Run(model, data, groups, specs, output, divergence, show)
         if method == "fisher":
-            loss = fisher_scores(model, data, groups.groups, run.passes.reader, run.rounded, specs, show)
+            loss = fisher_scores(model, data, groups.groups, run.reader, run.rounded, specs, show)
         else:
+            run.passes  # noqa: B018 - of the model as it is, before a group is rounded
             loss = _measured(run, journal, subject, show, workers)
     return Sensitivity(
         groups=tuple(group.group for group in groups.groups),
@@ -133,10 +134,10 @@ def measure_sensitivity(
         nbytes=np.array([[*(_nbytes(group, spec) for spec in specs), group.nbytes] for group in groups.groups]),
         fixed_nbytes=groups.fixed_nbytes,
         parameters=groups.parameters,
-        divergence=run.passes.reader.kind,
+        divergence=run.reader.kind,
         method=method,
         kept=groups.kept,
-        notes=(*groups.notes, *run.passes.notes, *_without_effect(groups, loss)),
+        notes=(*groups.notes, *run.notes, *_without_effect(groups, loss)),
     )
 
 
@@ -169,13 +170,14 @@ class _Run:
         self, model: nn.Module, batches: list[Any], groups: ModelGroups, specs: list[Spec], output: Output | None,
         divergence: str | None, show: Stages,
     ) -> None:  # fmt: skip
-        """Run the batches through the float model."""
+        """Run the batches through the float model where inputs need scales."""
         self.model, self.groups, self.specs = model, groups.groups, specs
+        self._batches, self._how, self._show = batches, (output, divergence), show
         self._seen: dict[str, Statistics] = {}
         self._hessians: tuple[LayerGroup | None, dict[str, Tensor]] = (None, {})
-        layers = {model.get_submodule(site.module): site for group in groups.groups for site in group.sites}
-        with show.stage("running the float model", len(batches)) as advance:
-            self.passes = SharedPasses(model, batches, layers, output=output, divergence=divergence, advance=advance)
+        layers = self._layers = {
+            model.get_submodule(site.module): site for group in groups.groups for site in group.sites
+        }
         inputs = {module for group in groups.groups if group.group.role == "input" for module in self.modules(group)}
         if inputs and any(spec.calibration is not None and spec.format.scale_type is not None for spec in specs):
             with _hooked(list(inputs), lambda module, x: self._see(layers[module].module, x)):
@@ -185,6 +187,27 @@ class _Run:
             for path in experts:
                 self._seen.setdefault(path, Statistics())
             share_ranges([(path, self._seen[path]) for path in experts])
+
+    @cached_property
+    def passes(self) -> SharedPasses:
+        """Passes of all batches through the float model, which first run it."""
+        output, divergence = self._how
+        with self._show.stage("running the float model", len(self._batches)) as advance:
+            return SharedPasses(
+                self.model, self._batches, self._layers, output=output, divergence=divergence, advance=advance
+            )
+
+    @cached_property
+    def reader(self) -> Reader:
+        """How outputs are compared: as the first batch's output, or the caller, says."""
+        if "passes" in vars(self):
+            return self.passes.reader
+        return reader_of(call_numbered(self.model, self._batches[0], 0), self._batches[0], *self._how)
+
+    @property
+    def notes(self) -> list[str]:
+        """Where passes could not be shortened."""
+        return self.passes.notes if "passes" in vars(self) else []
 
     def _see(self, path: str, x: Tensor) -> None:
         self._seen.setdefault(path, Statistics()).add(seen_of(x), f"{path}: input")

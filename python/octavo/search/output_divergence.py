@@ -70,6 +70,14 @@ class Reader:
         return float(self.each(reference, rows).double().sum().clamp(min=0))
 
 
+def not_finite(number: int) -> str:
+    """Return what is said of a batch whose output in the float model is not finite."""
+    return (
+        f"batch {number}: the float model's output holds NaN or infinity, which nothing can be measured against; look "
+        "at this batch, and at the weights"
+    )
+
+
 def _parts(rows: Tensor) -> tuple[Tensor, ...]:
     """Cut rows into parts, so that what is made of a part fits into the caches, and one of all rows is never held."""
     return rows.split(_ROWS) if len(rows) else (rows,)

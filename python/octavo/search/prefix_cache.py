@@ -14,7 +14,7 @@ from octavo.data.batches import call_numbered, tensors_in
 from octavo.data.kept_trees import KeptTrees, can_keep
 from octavo.errors import NonFiniteError
 from octavo.quant.calibration import counting, replaced_forward
-from octavo.search.output_divergence import Output, Reader, reader_of
+from octavo.search.output_divergence import Output, Reader, not_finite, reader_of
 
 _MOST_BYTES = 2 << 30  # of cached outputs
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
@@ -59,10 +59,7 @@ class SharedPasses:
                 self.reader = reader_of(result, batch, output, divergence)
             rows = self.reader.rows(result, batch)
             if not bool(torch.isfinite(rows).all()):
-                raise NonFiniteError(
-                    f"batch {number}: the float model's output holds NaN or infinity, which nothing can be measured "
-                    "against; look at this batch, and at the weights"
-                )
+                raise NonFiniteError(not_finite(number))
             self._references.append(self.reader.reference(rows, narrow=self._references.is_full(rows.nbytes)))
             self._count += len(rows)
             advance()

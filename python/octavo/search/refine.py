@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -12,10 +12,10 @@ from octavo.data.batches import Batches, call_numbered
 from octavo.data.kept_trees import KeptTrees
 from octavo.display.progress import Report, Stages
 from octavo.errors import CalibrationError, ConfigError, DTypeError, FormatError, ModelError, NonFiniteError
-from octavo.nn.model_copies import shared_copy
+from octavo.nn.model_copies import deep_copy, shared_copy
 from octavo.nn.registry import kind_of
 from octavo.quant.algorithms.bias import correct_bias_model
-from octavo.quant.apply_recipe import quantize_model
+from octavo.quant.apply_recipe import quantized_beside
 from octavo.quant.calibration import undisturbed
 from octavo.recipe import Recipe
 from octavo.recipe.fit import misfit
@@ -133,6 +133,26 @@ def tune(
         CalibrationError: as :func:`octavo.quantize_model`.
         NonFiniteError: as :func:`octavo.quantize_model`.
     """
+    tuned = tuned_beside(
+        model, point, sensitivity, batches, methods=methods, output=output, divergence=divergence, samples=samples,
+        progress=progress,
+    )  # fmt: skip
+    return replace(tuned, model=deep_copy(tuned.model))
+
+
+def tuned_beside(
+    model: nn.Module,
+    point: Point | Mapping[str, str],
+    sensitivity: Sensitivity,
+    batches: Iterable[Any],
+    *,
+    methods: Sequence[str],
+    output: Output | None,
+    divergence: str | None,
+    samples: int | None,
+    progress: bool | Report,
+) -> Tuned:
+    """Return what :func:`tune` does, with a model over the memory of the float model's matrices."""
     for method in methods:
         if method not in METHODS:
             raise ConfigError(f"method {method!r} is none; accepted are {', '.join(METHODS)}")
@@ -146,7 +166,7 @@ def tune(
 
     def built(choice: Mapping[str, str]) -> nn.Module:
         recipe = to_recipe(choice, sensitivity)
-        return quantize_model(model, recipe, calibration=solved, samples=None, progress=False)
+        return quantized_beside(model, recipe, calibration=solved, samples=None)
 
     called = _called(model, solved)
     first = built(choice)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
 _LOG_2, _ROOT = math.log(2), math.sqrt(0.5)
 _TERMS = 12  # of the series of a logarithm
+
+
+_outside: ContextVar[int] = ContextVar("outside", default=1)
 
 
 @contextmanager
@@ -20,13 +24,35 @@ def one_thread() -> Iterator[None]:
     Kernels of Octavo go on with all of theirs: their results depend on none.
     """
     before = torch.get_num_threads()
+    token = _outside.set(max(before, _outside.get()))
     if before > 1:
         torch.set_num_threads(1)
     try:
         yield
     finally:
+        _outside.reset(token)
         if before > 1:
             torch.set_num_threads(before)
+
+
+@contextmanager
+def every_thread() -> Iterator[None]:
+    """Have torch work in all of its threads inside of :func:`one_thread`, for operations that sum nothing."""
+    if (count := _outside.get()) < 2:
+        yield
+        return
+    token = _outside.set(1)
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(1)
+        _outside.reset(token)
+
+
+def threads_outside() -> int:
+    """Return the threads that torch has outside of :func:`one_thread`; 1 where it is not inside of one."""
+    return _outside.get()
 
 
 def ordered_sum(x: Tensor, dim: int = -1) -> Tensor:

@@ -19,7 +19,7 @@ from octavo.nn.meta_tensors import refuse_meta
 from octavo.storage.arguments import checks_arguments
 from octavo.train.loss_guard import Checked, LossGuard, StreamState
 from octavo.train.model_outputs import evaluating, measured_copy
-from octavo.train.token_losses import token_losses
+from octavo.train.token_losses import gives_losses, token_losses
 from octavo.train.token_windows import (
     Window,
     batch_of,
@@ -29,10 +29,12 @@ from octavo.train.token_windows import (
     check_whole,
     shortened,
     stream_ids,
+    vocabulary_of,
     windows_of,
 )
 
-_BATCH = 8
+# Windows of a call, and of two or more the most scores: 134 MB in float32.
+_BATCH, _SCORES = 8, 1 << 25
 
 _MAKER = object()  # token by which only exact_nll can create a ValLoss
 
@@ -100,7 +102,7 @@ def exact_nll(
     stride: int | None = None,
     tokens: int | None = None,
     nbytes: int | None = None,
-    batch_size: int = _BATCH,
+    batch_size: int | None = None,
     leaks: Literal["refuse", "report"] = "refuse",
     guard_calls: int | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
@@ -126,7 +128,7 @@ def exact_nll(
             each from at least ``context - stride`` tokens. Default: ``context``.
         tokens: most tokens to predict.
         nbytes: bytes of the text that the whole stream encodes.
-        batch_size: windows of a call.
+        batch_size: windows of a call; default: 8, or fewer where their scores would take much memory, but at least 2.
         leaks: ``refuse`` a model whose losses change, which sees the future, other windows, or earlier calls;
             ``report`` returns the change instead, for formats whose scales span whole tensors.
         guard_calls: most model calls of the guard; default: 40, or a twentieth of the scoring calls if that is more.
@@ -150,11 +152,11 @@ def exact_nll(
         (2.0794, 49)
     """
     whole = stream_ids(stream)
-    context, batch_size = check_whole("context", context), check_whole("batch_size", batch_size)
+    context = check_whole("context", context)
     stride = context if stride is None else check_whole("stride", stride)
     if stride > context:
         raise DataError(f"context is {context} and stride {stride}; accepted are strides from 1 up to the context")
-    for name, value in (("guard_calls", guard_calls), ("nbytes", nbytes)):
+    for name, value in (("batch_size", batch_size), ("guard_calls", guard_calls), ("nbytes", nbytes)):
         if value is not None:
             check_whole(name, value)
     refuse_meta(model, "exact_nll")
@@ -170,7 +172,7 @@ def exact_nll(
     reads_on = StreamState.of(model) is not None
     setup = f"{context} {stride} {len(ids)}" + (" read on" if reads_on else "")
     source = sha256(setup.encode() + ids.numpy().astype("<i8").tobytes()).hexdigest()
-    parts = list(batches_of(windows, 1 if reads_on else batch_size))
+    parts = list(batches_of(windows, 1 if reads_on else batch_size or _together(model, min(context, len(ids) - 1))))
     fresh = None if reads_on else measured_copy(model)
     largest = int(ids.max())
     with evaluating(model) as (model,), _from_the_start(StreamState.of(model)):
@@ -192,6 +194,12 @@ def exact_nll(
     bits = None if nbytes is None else nats * sum(counts) / math.log(2) / (nbytes * share)
     means = tuple(total / count for total, count in zip(sums, counts, strict=True))
     return ValLoss(nats, bits, sum(counts), context, stride, guard.moved, source, means, counts, guard.checked, _MAKER)
+
+
+def _together(model: nn.Module, length: int) -> int:
+    """Return the windows of a call: fewer where a vocabulary is large, but two: the guard changes one beside others."""
+    scores = 0 if gives_losses(model) else length * (vocabulary_of(model) or 0)
+    return _BATCH if not scores else max(min(_BATCH, _SCORES // scores), 2)
 
 
 @contextmanager

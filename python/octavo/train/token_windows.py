@@ -76,6 +76,15 @@ def check_positions(model: nn.Module, length: int) -> None:
 
 def check_vocabulary(model: Any, ids: Tensor) -> None:
     """Raise DataError for an id beyond the model's vocabulary, if the model's vocabulary is known."""
+    known = vocabulary_of(model)
+    if known is not None and (largest := int(ids.max())) >= known:
+        raise DataError(
+            f"id {largest} is beyond the {known} ids of {type(model).__name__}; give the ids of its own tokenizer"
+        )
+
+
+def vocabulary_of(model: Any) -> int | None:
+    """Return the number of ids that a model knows; None where it does not say."""
     table = None
     if callable(accessor := getattr(model, "get_input_embeddings", None)):
         try:
@@ -84,10 +93,7 @@ def check_vocabulary(model: Any, ids: Tensor) -> None:
             table = None
     config = getattr(model, "config", None)
     known = table.shape[0] if isinstance(table, Tensor) and table.ndim == 2 else getattr(config, "vocabulary", None)
-    if isinstance(known, int) and (largest := int(ids.max())) >= known:
-        raise DataError(
-            f"id {largest} is beyond the {known} ids of {type(model).__name__}; give the ids of its own tokenizer"
-        )
+    return known if isinstance(known, int) else None
 
 
 def positions_of(model: nn.Module) -> float:

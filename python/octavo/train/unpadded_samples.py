@@ -7,8 +7,9 @@ and no position is padding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ from octavo.train.model_outputs import evaluating, is_plain
 
 #: Names of the arguments that are masks, and the prefix of arguments that belong to the decoder's mask.
 _MASK, _DECODER_MASK, _DECODER = "attention_mask", "decoder_attention_mask", "decoder_"
-# Limits of a chunk: samples, ids, numbers.
-_SAMPLES, _IDS, _NUMBERS = 256, 1 << 12, 1 << 18
+# Limits of a chunk: samples, ids, numbers, and numbers of the largest tensor that the model gives: 64 MB in float32.
+_SAMPLES, _IDS, _NUMBERS, _GIVEN = 256, 1 << 12, 1 << 18, 1 << 24
 # Tolerance between outputs of two samples together and separately, relative to the largest output.
 _CLOSE = 1e-3
 
@@ -35,12 +36,12 @@ def unpadded(model: nn.Module, batches: Batches) -> Batches:
     ``batches`` is returned unchanged if a batch cannot be cut, if the model refuses a sample, or if two samples
     together have other outputs than separately, as in models whose first dimension is not the sample.
     """
-    samples = cut_samples(model, batches)
-    return batches if samples is None else Batches(chunks(samples))
+    samples = _cut_samples(model, batches)
+    return batches if samples is None else Batches(samples.chunks(samples.ordered))
 
 
-def cut_samples(model: nn.Module, batches: Batches) -> list[Any] | None:
-    """Return the samples of :func:`unpadded`, each a batch of one, in the order of its chunks; None without samples."""
+def _cut_samples(model: nn.Module, batches: Batches) -> _Samples | None:
+    """Return the samples of :func:`unpadded`; None where there are none."""
     if not isinstance(model, nn.Module):
         return None  # the caller refuses it
     samples: list[Any] = []
@@ -53,7 +54,8 @@ def cut_samples(model: nn.Module, batches: Batches) -> list[Any] | None:
             samples = samples[: batches.samples]
             break
     groups = _alike(samples)
-    return [sample for group in groups for sample in group] if _independent(model, groups) else None
+    given = _numbers_given(model, groups)
+    return None if given is None else _Samples([sample for group in groups.values() for sample in group], given)
 
 
 def parted(model: nn.Module, batches: Batches, every: int) -> tuple[list[Any], list[Any]]:
@@ -61,31 +63,41 @@ def parted(model: nn.Module, batches: Batches, every: int) -> tuple[list[Any], l
 
     Batches that cannot be cut into samples are split as batches. A single sample is in both parts.
     """
-    samples = cut_samples(model, batches)
-    whole = list(batches) if samples is None else samples
+    samples = _cut_samples(model, batches)
+    whole = list(batches) if samples is None else samples.ordered
     held_out = whole[1::every]
     rest = [one for place, one in enumerate(whole) if place % every != 1] if held_out else whole
-    first = rest if samples is None else chunks(rest)
+    first = rest if samples is None else samples.chunks(rest)
     if not held_out:
         return first, first
-    return first, held_out if samples is None else chunks(held_out)
+    return first, held_out if samples is None else samples.chunks(held_out)
 
 
-def chunks(samples: Sequence[Any]) -> list[Any]:
-    """Return batches of samples of one shape, in order, of the size that :func:`_together` chooses."""
-    batches = []
-    for group in _alike(samples):
-        size = _together(group[0])
-        batches += [_joined(group[start : start + size]) for start in range(0, len(group), size)]
-    return batches
+@dataclass(frozen=True)
+class _Samples:
+    """Samples, each a batch of one, those of one shape together.
+
+    ``given``: for each shape, the numbers of the largest tensor that the model gives for one.
+    """
+
+    ordered: list[Any]
+    given: dict[Any, int]
+
+    def chunks(self, samples: Sequence[Any]) -> list[Any]:
+        """Return batches of some of the samples, in order, of the size that :func:`_together` chooses."""
+        batches = []
+        for shape, group in _alike(samples).items():
+            size = min(_together(group[0]), max(_GIVEN // max(self.given[shape], 1), 1))
+            batches += [_joined(group[start : start + size]) for start in range(0, len(group), size)]
+        return batches
 
 
-def _alike(samples: Sequence[Any]) -> list[list[Any]]:
-    """Return groups of samples of one shape, in the order of the first occurrence of each shape."""
+def _alike(samples: Sequence[Any]) -> dict[Any, list[Any]]:
+    """Return the samples of each shape, in the order of the first occurrence of each shape."""
     alike: dict[Any, list[Any]] = {}
     for sample in samples:
-        alike.setdefault(_shape(sample), []).append(sample)
-    return list(alike.values())
+        alike.setdefault(shape_of(sample), []).append(sample)
+    return alike
 
 
 def _together(sample: Any) -> int:
@@ -95,7 +107,8 @@ def _together(sample: Any) -> int:
     return max(min(_SAMPLES, _IDS // max(ids, 1), _NUMBERS // max(numbers, 1)), 1)
 
 
-def _shape(sample: Any) -> Any:
+def shape_of(sample: Any) -> Any:
+    """Return what two samples, or batches, of one shape have in common: shapes and dtypes of tensors, other values."""
     return tuple(
         (name, tuple(leaf.shape), leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else (name, type(leaf), leaf)
         for name, leaf in named_leaves(sample)
@@ -172,18 +185,23 @@ def _span(mask: Tensor) -> slice | None:
     return slice(int(shown[0]), int(shown[-1]) + 1) if len(shown) else None
 
 
-def _independent(model: nn.Module, groups: Sequence[Sequence[Any]]) -> bool:
-    """Whether the model accepts a sample of every shape, with equal outputs for samples together and separately."""
-    pair = next((group[:2] for group in groups if len(group) > 1), None)
+def _numbers_given(model: nn.Module, groups: Mapping[Any, Sequence[Any]]) -> dict[Any, int] | None:
+    """Return the numbers of the largest tensor that a sample of each shape gives.
+
+    None where the model refuses one, or gives other numbers for samples together than separately.
+    """
+    several = next((shape for shape, group in groups.items() if len(group) > 1), None)
     own = shared_copy(model) if is_plain(model) else model
     with evaluating(own) as (run,), one_thread(), _same_buffers(run):
         try:
-            for group in groups:
-                if pair is None or group[0] is not pair[0]:
-                    call_on(run, group[0])
-            return pair is None or _together_as_apart(run, pair)
+            given = {shape: _most_numbers(call_on(run, group[0])) for shape, group in groups.items()}
+            return given if several is None or _together_as_apart(run, groups[several][:2]) else None
         except Exception:  # a model may raise anything; later passes over whole batches report it, with a number
-            return False
+            return None
+
+
+def _most_numbers(output: Any) -> int:
+    return max((tensor.numel() for tensor in _numbers(output)), default=0)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from octavo.quant.algorithms.walk import Walk
 from octavo.quant.calibration import run, seen_of, undisturbed
 from octavo.storage.arguments import checks_arguments
 from octavo.tensors.fixed_order import ordered_sum
+from octavo.train.concurrent_batches import in_turn
 from octavo.train.unpadded_samples import unpadded
 
 
@@ -166,7 +167,8 @@ def _observed(layers: dict[str, nn.Module]) -> Iterator[dict[str, _Mean]]:
     means: dict[str, _Mean] = {}
 
     def see(name: str, layer: nn.Module, output: Tensor) -> None:
-        means.setdefault(name, _Mean()).add(name, _axis(layer), output)
+        with in_turn(name):
+            means.setdefault(name, _Mean()).add(name, _axis(layer), output)
 
     handles = [
         layer.register_forward_hook(lambda module, _, output, name=name: see(name, module, output))

@@ -3,30 +3,83 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from octavo.data.batches import Batches
+from octavo.data.file_tensors import MOST_HELD, in_file
 from octavo.display.progress import Stages
 from octavo.errors import CalibrationError, OctavoError
 from octavo.nn.linear import QuantLinear
 from octavo.nn.quant_layer import QuantLayer
+from octavo.nn.quantizer import Quantizer
 from octavo.ops.codec import encode
 from octavo.quant.algorithms.gptq import Factors, solved
 from octavo.quant.algorithms.solution import Solution
 from octavo.quant.algorithms.walk import Stage, Walk
 from octavo.quant.calibration import Products, hooked, undisturbed
 from octavo.quant.zeros import warn_of_silent
+from octavo.tensors.fixed_order import every_thread
+from octavo.tensors.formats import Format
+from octavo.train.concurrent_batches import in_turn
 
 # Bytes of the sums of products of experts that are gathered in one run; further experts cost a run more.
 _MOST_BYTES = 1 << 30
 
 
-def solve_weights(model: nn.Module, layers: list[QuantLayer], batches: Batches | None, show: Stages) -> list[str]:
+class Put(Protocol):
+    """What gives a layer its solved weight ``[N, K]``."""
+
+    def __call__(self, layer: QuantLayer, matrix: Tensor) -> None:
+        """Give a layer a weight."""
+
+
+def overwrite(layer: QuantLayer, matrix: Tensor) -> None:
+    """Write a weight over the one that a layer has."""
+    layer.set_weight_matrix(matrix)
+
+
+class Beside:
+    """Puts weights into memory of their own, beside those they replace; beyond a bound into mapped files."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._nbytes = 0
+
+    def __call__(self, layer: QuantLayer, matrix: Tensor) -> None:
+        """Give a layer a weight."""
+        layer.put_weight_matrix(matrix, self._memory)
+
+    def _memory(self, tensor: Tensor) -> Tensor:
+        self._nbytes += tensor.nbytes
+        return torch.empty_like(tensor) if self._nbytes <= MOST_HELD or not tensor.is_cpu else in_file(tensor)
+
+
+class Kept(Protocol):
+    """Solutions that were found before, by the name of the layer."""
+
+    def find(self, name: str) -> tuple[Solution, str] | None:
+        """Return a solution, and a word about its inputs; None where there is none."""
+
+    def add(self, name: str, solution: Solution, format: Format, told: str) -> None:
+        """Keep a solution."""
+
+
+def solve_weights(
+    model: nn.Module,
+    layers: list[QuantLayer],
+    batches: Batches | None,
+    show: Stages,
+    *,
+    put: Put = overwrite,
+    restore: bool = False,
+    kept: Kept | None = None,
+) -> list[str]:
     """Give layers the weights and scales that their specs' ``gptq`` or ``hqq`` find.
 
     Returns the layers of experts that no batch reached, which gptq rounds to nearest.
@@ -35,57 +88,122 @@ def solve_weights(model: nn.Module, layers: list[QuantLayer], batches: Batches |
     every layer, or layers with the same input, the calibration data runs up to it once more, from the last block that
     is solved whole (:class:`~octavo.quant.algorithms.walk.Walk`); through the whole model for layers that do not run
     just once in every batch. One matrix of all experts of a mixture is solved together. Columns go in descending order
-    of the Hessian's diagonal, scales are fitted. If anything fails the weights are as they were.
+    of the Hessian's diagonal, scales are fitted.
+
+    ``put``: gives a layer its weight. ``restore``: overwrite weights with what they were if anything fails. ``kept``:
+    solutions of an earlier run of the same model, recipe and data, which gets new ones.
     """
-    before = {layer: layer.weight_matrix().detach().clone() for layer in layers}
+    before = {layer: layer.weight_matrix().detach().clone() for layer in layers} if restore else {}
     by_gptq = [layer for layer in layers if _is_gptq(layer)]
+    uses = Counter(layer._own("weight") for layer in layers)
+    tied: dict[Tensor, Solution] = {}  # of layers with one weight, which have one format: solved once
+    work = _Work(put, kept)
     try:
         with show.stage("solving for weights", len(layers)) as advance:
             for layer in layers:
                 if layer not in by_gptq:
-                    _solve(layer, before[layer])  # not the weight as it is: it may be tied to one that was solved
+                    weight = layer._own("weight")
+                    solution = work.solve(layer, known=tied.get(weight))
+                    if uses[weight] > 1:
+                        tied[weight] = solution
                     advance()
             if by_gptq:
                 assert batches is not None  # checked before any work
-                return _solve_in_order(model, by_gptq, batches, advance)
+                _solve_in_order(model, by_gptq, batches, advance, work)
     except BaseException:
-        for layer, weight in before.items():
-            layer.set_weight_matrix(weight)
+        for layer, matrix in before.items():
+            layer.set_weight_matrix(matrix)
         raise
-    return []
+    return work.unreached
 
 
-def _solve_in_order(model: nn.Module, layers: list[QuantLayer], batches: Batches, advance: Any) -> list[str]:
+_SILENT, _UNREACHED = "inputs were nothing but zeros", "no batch reached it"
+
+
+class _Work:
+    """Solves layers, or takes what was found before.
+
+    ``silent``: layers whose inputs were zeros. ``unreached``: experts that were rounded to nearest.
+    """
+
+    def __init__(self, put: Put, kept: Kept | None) -> None:
+        self._put, self._kept = put, kept
+        self.silent: list[str] = []
+        self.unreached: list[str] = []
+
+    def knows(self, layers: Iterable[QuantLayer]) -> bool:
+        """Whether all of some layers were solved before."""
+        return self._kept is not None and all(self._kept.find(_name(layer)) is not None for layer in layers)
+
+    def solve(
+        self, layer: QuantLayer, factors: Factors | None = None, told: str = "", *, known: Solution | None = None
+    ) -> Solution:
+        """Give a layer its solution, by GPTQ with factors, or one that is ``known``; ``told``: a word on its inputs."""
+        found = None if self._kept is None or known is not None else self._kept.find(_name(layer))
+        if found is not None:
+            known, told = found
+        solution = known or _solution(layer, factors, told)
+        if known is None and self._kept is not None:
+            self._kept.add(_name(layer), solution, _weight_quantizer(layer).format, told)
+        matrix, scales, zeros, levels = solution
+        self._put(layer, matrix)
+        if scales is not None:  # of formats that have some
+            _weight_quantizer(layer).set_scales(scales, zeros, levels)
+        if told == _SILENT:
+            self.silent.append(_what(layer))
+        if told == _UNREACHED:
+            self.unreached.append(_name(layer))
+        return solution
+
+
+def _solution(layer: QuantLayer, factors: Factors | None, told: str) -> Solution:
+    from octavo import quant
+
+    weight, fmt = layer.weight_matrix().detach().to(torch.float32), _weight_quantizer(layer).format
+    with _naming(layer):
+        if told == _UNREACHED:
+            return Solution.of(encode(weight, fmt))
+        return quant.hqq(weight, fmt) if factors is None else solved(weight, factors, fmt, scale="mse")
+
+
+def _solve_in_order(model: nn.Module, layers: list[QuantLayer], batches: Batches, advance: Any, work: _Work) -> None:
     with undisturbed(model):
-        silent: list[str] = []
-        unreached: list[str] = []
+        if work.knows(layers):
+            for layer in layers:
+                work.solve(layer)
+                advance()
+            warn_of_silent(work.silent)
+            return
         for layer in layers:
             _enable(layer, False)
         walk = Walk(model, layers, batches, inputs_alone=True)
         for stage in _parts(walk.stages):
-            products = walk.run_to(stage, functools.partial(_products, stage))
             staged = cast("list[QuantLayer]", stage.layers)
-            silent += [_what(layer) for layer in staged if products[layer].n and not products[layer].sums.any()]
+            known = work.knows(staged)
+            alike = all(_shares_input(layer, stage) for layer in staged)
+            products = {} if known else walk.run_to(stage, functools.partial(_products, stage), first_alone=alike)
             factors: dict[Products, Factors] = {}
             for layer in staged:
-                sums = products[layer]
-                if not sums.n and stage.mixture is not None:
-                    unreached.append(_what(layer).partition(":")[0])
-                    _round(layer)
-                    _enable(layer, True)
-                    walk.done(layer)
-                    advance()
-                    continue
-                if sums not in factors:
-                    with _naming(layer):
-                        hessian = sums.hessian()
-                        factors[sums] = Factors(hessian, len(hessian), order="descending")
-                _solve(layer, layer.weight_matrix().detach(), factors[sums])
+                if known:
+                    work.solve(layer)
+                elif not products[layer].n and stage.mixture is not None:
+                    work.solve(layer, told=_UNREACHED)
+                else:
+                    sums = products[layer]
+                    told = _SILENT if sums.n and not sums.sums.any() else ""
+                    with every_thread():  # what is summed is summed in the core
+                        if sums not in factors:
+                            with _naming(layer):
+                                hessian = sums.hessian()
+                                factors[sums] = Factors(hessian, len(hessian), order="descending")
+                        work.solve(layer, factors[sums], told)
                 _enable(layer, True)
+                if layer.input_quantizer is None and layer._own("weight").dtype == torch.float32:
+                    # The weight is rounded: rounding it in each pass changes nothing.
+                    _weight_quantizer(layer).enabled = False
                 walk.done(layer)
                 advance()
-        warn_of_silent(silent)
-        return unreached
+        warn_of_silent(work.silent)
 
 
 def _parts(stages: list[Stage]) -> Iterator[Stage]:
@@ -108,23 +226,38 @@ def _products(stage: Stage) -> Iterator[dict[nn.Module, Products]]:
     kinds: dict[Any, Products] = {}
     products: dict[nn.Module, Products] = {}
     for layer in layers:
-        alone = layer.input_quantizer is not None or not stage.alike or not isinstance(layer, QuantLinear)
-        products[layer] = kinds.setdefault(id(layer) if alone else None, Products(layer))
+        key = None if _shares_input(layer, stage) else id(layer)
+        products[layer] = kinds.setdefault(key, Products(layer))
     first = {id(products[layer]): layer for layer in reversed(layers)}
 
     def see(layer: QuantLayer, arguments: tuple[Tensor, ...]) -> None:
         if first[id(products[layer])] is layer:
             x = arguments[0]
-            products[layer].add(x if layer.input_quantizer is None else layer.input_quantizer(x))
+            x = x if layer.input_quantizer is None else layer.input_quantizer(x)
+            with in_turn(products[layer]):
+                products[layer].add(x)
 
     with hooked(layers, see):
         yield products
 
 
+def _shares_input(layer: QuantLayer, stage: Stage) -> bool:
+    """Whether a layer multiplies the same numbers as others of its stage of which that is so."""
+    return layer.input_quantizer is None and stage.alike and isinstance(layer, QuantLinear)
+
+
+def _name(layer: QuantLayer) -> str:
+    return _weight_quantizer(layer).what.partition(":")[0]
+
+
 def _what(layer: QuantLayer) -> str:
+    return f"{_name(layer)}: input"
+
+
+def _weight_quantizer(layer: QuantLayer) -> Quantizer:
     quantizer = layer.weight_quantizer
     assert quantizer is not None  # its spec asks for the method
-    return f"{quantizer.what.partition(':')[0]}: input"
+    return quantizer
 
 
 def _is_gptq(layer: QuantLayer) -> bool:
@@ -142,39 +275,9 @@ def _enable(layer: QuantLayer, enabled: bool) -> None:
 @contextmanager
 def _naming(layer: QuantLayer) -> Iterator[None]:
     """Have errors name the layer's weight."""
-    quantizer = layer.weight_quantizer
-    assert quantizer is not None  # its spec asks for the method
     try:
         yield
     except CalibrationError:  # names it
         raise
     except OctavoError as error:
-        raise type(error)(f"{quantizer.what}: {error}") from None
-
-
-def _round(layer: QuantLayer) -> None:
-    """Round a weight to nearest, under the codec's rule."""
-    quantizer = layer.weight_quantizer
-    assert quantizer is not None  # its spec asks for the method
-    with _naming(layer):
-        _set(layer, Solution.of(encode(layer.weight_matrix().detach().to(torch.float32), quantizer.format)))
-
-
-def _solve(layer: QuantLayer, weight: Tensor, factors: Factors | None = None) -> None:
-    from octavo import quant
-
-    quantizer = layer.weight_quantizer
-    assert quantizer is not None  # its spec asks for the method
-    weight, fmt = weight.to(torch.float32), quantizer.format
-    with _naming(layer):
-        solution = quant.hqq(weight, fmt) if factors is None else solved(weight, factors, fmt, scale="mse")
-    _set(layer, solution)
-
-
-def _set(layer: QuantLayer, solution: Solution) -> None:
-    quantizer = layer.weight_quantizer
-    assert quantizer is not None  # its spec asks for the method
-    values, scales, zeros, levels = solution
-    if scales is not None:  # of formats that have some
-        quantizer.set_scales(scales, zeros, levels)
-    layer.set_weight_matrix(values)
+        raise type(error)(f"{_weight_quantizer(layer).what}: {error}") from None

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from octavo.data.batches import Batches, tensors_in
+from octavo.data.batches import Batches, map_leaves, tensors_in
 from octavo.data.kept_trees import KeptTrees, can_keep, without_numbers
 from octavo.quant.calibration import call, hooked, replaced_forward
 from octavo.recipe.expert_families import expert_family, experts_module
+from octavo.train.concurrent_batches import current_batch, in_turn, keeps_nothing, run_batches
+from octavo.train.unpadded_samples import shape_of
 
 Heard = TypeVar("Heard")
+
+_SEVERAL = 4  # batches of one shape, for which a pass without numbers is worth its time
 
 
 class Stage(NamedTuple):
@@ -42,8 +47,10 @@ class Walk:
 
     A block is a member of a ``ModuleList`` or ``Sequential``. When the caller is done with all of its layers
     (:meth:`done`), its outputs are fixed: the next run keeps them, and later ones take them instead of computing them
-    again. So layer after layer costs a few passes through the model, not one pass for each. What runs is the model
-    itself, with the same operations on the same numbers.
+    again. Inside the block that is worked on, layers that the caller is done with give their kept outputs, too, and so
+    do modules of such layers, where no module keeps anything from a pass. So layer after layer costs little more than
+    one pass through the model, not one pass for each. What runs is the model itself, with the same operations on the
+    same numbers.
 
     Every run is whole where batches run the layers in different orders, where the parameter that changes is used
     elsewhere too, and where a trial on the first batch shows that a model needs more of a block than its output: one
@@ -59,17 +66,28 @@ class Walk:
         inputs_alone: bool = False,
         changes: str = "weight",
     ) -> None:
-        """Run every batch, to see in which order ``layers`` run, and the first and the last one for the trial.
+        """Run batches, to see in which order ``layers`` run, and the first and the last one for the trial.
 
         ``inputs_alone``: runs end before the last layer of a stage computes: its input is enough. ``changes``: the
         parameter of layers that the caller changes.
         """
         self.model, self.batches, self._inputs_alone = model, batches, inputs_alone
-        self._number = -1
+        self._count = 0
         layers = list(layers)
         chains = [] if _is_shared(model, layers, changes) else _chains(model, layers)
-        self.stages, blocks = _stages(model, layers, batches, {block for chain in chains for block in chain})
-        self._left = {block: {layer for layer in layers if layer in set(block.modules())} for block in blocks}
+        wanted = set(layers)
+        inside = {
+            block: [part for part in block.modules() if not wanted.isdisjoint(part.modules())]
+            for chain in chains
+            for block in chain
+        }
+        self.stages, once = _stages(model, layers, batches, {part for parts in inside.values() for part in parts})
+        blocks = [block for block in once if block in inside]
+        self._parts = {block: [part for part in inside[block][1:] if part in once] for block in blocks}
+        if not keeps_nothing(model):
+            self._parts = {block: [part for part in parts if part in wanted] for block, parts in self._parts.items()}
+        self._left = {block: wanted & set(block.modules()) for block in blocks}
+        self._changing = set(layers)
         self._next = {
             block: after
             for chain in chains
@@ -138,11 +156,16 @@ class Walk:
 
     def done(self, layer: nn.Module) -> None:
         """Take it that a layer, and what it computes, no longer changes."""
+        self._changing.discard(layer)
         for left in self._left.values():
             left.discard(layer)
 
-    def run_to(self, stage: Stage, listen: Callable[[], AbstractContextManager[Heard]]) -> Heard:
+    def run_to(
+        self, stage: Stage, listen: Callable[[], AbstractContextManager[Heard]], *, first_alone: bool = False
+    ) -> Heard:
         """Run every batch until the stage's layers have run, inside ``listen()``, and return what that gives.
+
+        ``first_alone``: the first of them is enough, as others get the same numbers.
 
         To the end where one of the layers may run again, or not at all. ``listen`` is called a second time, and
         everything is run, for a model that needs more of earlier blocks than what the last of them gave.
@@ -151,45 +174,76 @@ class Walk:
             try:
                 with listen() as heard, ExitStack() as stack:
                     recorded = self._relay(stack)
-                    self._run(stage)
+                    self._run(stage, first_alone)
             except Exception:  # a tensor without numbers was met, or an error that the whole run meets again
                 self._left, self._kept = {}, {}
             else:
-                self._kept |= {
-                    block: outputs for block, outputs in recorded.items() if len(outputs) == self._number + 1
-                }
+                whole = {module: kept for module, kept in recorded.items() if len(kept) == self._count}
+                self._kept |= whole
+                for part in {inner for module in whole for inner in module.modules() if inner is not module}:
+                    self._kept.pop(part, None)
                 return heard
         with listen() as heard:
-            self._run(stage)
+            self._run(stage, first_alone)
         return heard
 
-    def _run(self, stage: Stage) -> None:
-        with _ends(stage, self._inputs_alone) as reached:
-            for number, batch in enumerate(self.batches):
-                reached.clear()
-                self._number = number
-                try:
-                    call(self.model, batch, number)
-                except _Reached:
-                    continue
+    def _run(self, stage: Stage, first_alone: bool) -> None:
+        def visit(number: int, batch: Any) -> None:
+            with suppress(_Reached):
+                call(self.model, batch, number)
+
+        self._count = 0
+        with _ends(stage, self._inputs_alone, 1 if first_alone else len(stage.layers)):
+            if stage.once:
+                # Where each layer runs once, what is heard of a batch can wait for what is heard of those before it.
+                for _ in run_batches(self.model, self.batches, visit, together=stage.mixture is None):
+                    self._count += 1
+            else:
+                for number, batch in enumerate(self.batches):
+                    visit(number, batch)
 
     def _relay(self, stack: ExitStack) -> dict[nn.Module, KeptTrees]:
-        """Have finished blocks give what was kept, until the stack is closed; return what is being kept of others."""
+        """Have blocks and layers that are done give what was kept, until the stack is closed.
+
+        Returns what is being kept of others: of blocks that are done, and of layers of others.
+        """
         recorded: dict[nn.Module, KeptTrees] = {}
         for block, left in self._left.items():
-            if left:
-                continue
-            if block in self._kept:
-                if self._next.get(block) in self._kept:
+            if not left:
+                if block in self._kept and self._next.get(block) in self._kept:
                     self._kept[block].forget_numbers()
-                stack.enter_context(replaced_forward(block, self._given(self._kept[block])))
-            else:
-                recorded[block] = KeptTrees(1 if self._next else len(self._left))
-                stack.enter_context(replaced_forward(block, _recording(block.forward, recorded[block])))
+                self._give_or_record(block, 1 if self._next else len(self._left), stack, recorded)
+            if block not in self._kept:
+                self._relay_parts(block, stack, recorded)
         return recorded
 
+    def _relay_parts(self, block: nn.Module, stack: ExitStack, recorded: dict[nn.Module, KeptTrees]) -> None:
+        """Have the parts of a block that are done, from the largest on, give what was kept, or keep it."""
+        given: set[nn.Module] = set()  # what does not run, because what it is inside of gives its output
+        kept_whole: set[nn.Module] = set(block.modules()) if block in recorded else set()
+        for part in self._parts[block]:
+            inner = set(part.modules())
+            if part in given or not self._changing.isdisjoint(inner):
+                continue
+            if part in self._kept:
+                given |= inner
+            elif part in kept_whole:
+                continue
+            else:
+                kept_whole |= inner
+            self._give_or_record(part, len(self._parts[block]), stack, recorded)
+
+    def _give_or_record(
+        self, module: nn.Module, lists: int, stack: ExitStack, recorded: dict[nn.Module, KeptTrees]
+    ) -> None:
+        if module in self._kept:
+            stack.enter_context(replaced_forward(module, self._given(self._kept[module])))
+        else:
+            recorded[module] = KeptTrees(lists)
+            stack.enter_context(replaced_forward(module, _recording(module.forward, recorded[module])))
+
     def _given(self, outputs: KeptTrees) -> Callable[..., Any]:
-        return lambda *_, **__: outputs[self._number]
+        return lambda *_, **__: outputs[current_batch()]
 
 
 def _recording(forward: Callable[..., Any], outputs: KeptTrees) -> Callable[..., Any]:
@@ -197,7 +251,8 @@ def _recording(forward: Callable[..., Any], outputs: KeptTrees) -> Callable[...,
     def recorded(*arguments: Any, **named: Any) -> Any:
         output = forward(*arguments, **named)
         if can_keep(output):
-            outputs.append(output)
+            with in_turn(outputs):
+                outputs.append(output)
         return output
 
     return recorded
@@ -241,13 +296,14 @@ def _ends_after(block: nn.Module) -> Iterator[list[Any]]:
 
 
 @contextmanager
-def _ends(stage: Stage, inputs_alone: bool) -> Iterator[set[nn.Module]]:
-    """Have runs end where all layers of the stage have run, or begin to, which the set collects, if they run once."""
-    reached: set[nn.Module] = set()
+def _ends(stage: Stage, inputs_alone: bool, count: int) -> Iterator[None]:
+    """Have runs end where so many layers of the stage have run, or begin to, if they run once."""
+    reached: defaultdict[int, set[nn.Module]] = defaultdict(set)  # by the number of the batch
 
-    def count(layer: nn.Module, *_: Any) -> None:
-        reached.add(layer)
-        if len(reached) == len(stage.layers):
+    def reach(layer: nn.Module, *_: Any) -> None:
+        layers = reached[current_batch()]
+        layers.add(layer)
+        if len(layers) == count:
             raise _Reached
 
     handles = []
@@ -259,9 +315,9 @@ def _ends(stage: Stage, inputs_alone: bool) -> Iterator[set[nn.Module]]:
         handles.append(stage.mixture.register_forward_hook(end))
     for layer in stage.layers if stage.once and stage.mixture is None else ():
         register = layer.register_forward_pre_hook if inputs_alone else layer.register_forward_hook
-        handles.append(register(count))
+        handles.append(register(reach))
     try:
-        yield reached
+        yield
     finally:
         for handle in handles:
             handle.remove()
@@ -300,76 +356,84 @@ def _stages(
     model: nn.Module, layers: list[nn.Module], batches: Batches, blocks: set[nn.Module]
 ) -> tuple[list[Stage], list[nn.Module]]:
     """Return ``layers`` in the order they first run, together those that get the same tensor; and the blocks that run
-    once in every batch, in their order; none if layers come in another order in another batch. Runs every batch.
+    once in every batch, in their order; none if layers come in another order in another batch.
 
-    Layers that do not run come last, in stages of their own; experts that do not run, in the stage of the others.
+    Layers that do not run come last, in stages of their own; experts that do not run, in the stage of the others. Runs
+    every batch, but of batches of one shape the first alone where what runs depends on shapes alone.
     """
+    static = _static_shapes(model, batches)
+    seen: set[Any] = set()
     groups: list[list[nn.Module]] = []
     families, mixtures = _experts(model, layers)
     group_of: dict[str, int] = {}  # by family
     first_of: dict[nn.Module, int] = {}  # the place of the first stage of a mixture: its experts come one by one
     once, alike = set(layers), set(layers)  # not alike: what got other numbers than its stage's layer before it
-    calls: Counter[nn.Module] = Counter()
     # Apart from those of layers: torch.compile refuses a hook inside a compiled block that knows the block.
     watched = blocks | set(mixtures.values())
-    whole, starts = set(watched), Counter[nn.Module]()
-    before: tuple[nn.Module | None, Tensor | None, int] = None, None, 0
+    whole = set(watched)
     started: dict[nn.Module, None] = {}
     place: dict[nn.Module, int] = {}
-    furthest, in_order = 0, True
+    in_order = True
+    heard: defaultdict[int, _Heard] = defaultdict(_Heard)  # by the number of the batch
 
     def note(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
-        nonlocal before, furthest, in_order
-        calls[layer] += 1
-        (last, tensor, version), before = before, (layer, arguments[0], _version(arguments[0]))
-        together = tensor is arguments[0]
-        family = families.get(layer)
-        if layer not in place:
-            if family in group_of:
-                groups[group_of[family]].append(layer)
-                place[layer] = group_of[family]
-            else:
-                if groups and groups[-1][-1] is last and together and family is None:
-                    groups[-1].append(layer)
-                else:
-                    groups.append([layer])
-                place[layer] = len(groups) - 1
-                if family is not None:
-                    group_of[family] = place[layer]
-                    first_of.setdefault(mixtures[layer], place[layer])
-        group = groups[place[layer]]
-        if group[0] is not layer and not (last in group and together and 0 <= version == before[2]):
-            alike.discard(layer)
-        if calls[layer] == 1:
-            rank = place[layer] if family is None else first_of[mixtures[layer]]
-            in_order &= rank >= furthest
-            furthest = max(furthest, rank)
+        heard[current_batch()].note(layer, arguments[0])
 
     def start(block: nn.Module, _: tuple[Any, ...]) -> None:
-        starts[block] += 1
-        if block in blocks:
-            started.setdefault(block)
+        heard[current_batch()].blocks.append(block)
+
+    def visit(number: int, batch: Any) -> bool:
+        shape = shape_of(batch)
+        if shape in static and shape in seen and keeps_nothing(model):
+            return False
+        call(model, batch, number)
+        seen.add(shape)
+        return True
 
     with hooked(watched, start), hooked(layers, note):
-        for number, batch in enumerate(batches):
-            calls.clear()
-            starts.clear()
-            before, furthest = (None, None, 0), 0
-            call(model, batch, number)
+        for number, ran in enumerate(run_batches(model, batches, visit)):
+            if not ran:
+                continue
+            calls, furthest = Counter[nn.Module](), 0
+            batch = heard.pop(number, _Heard())
+            for layer, last, together, written in batch.layers:
+                calls[layer] += 1
+                family = families.get(layer)
+                if layer not in place:
+                    if family in group_of:
+                        groups[group_of[family]].append(layer)
+                        place[layer] = group_of[family]
+                    else:
+                        if groups and groups[-1][-1] is last and together and family is None:
+                            groups[-1].append(layer)
+                        else:
+                            groups.append([layer])
+                        place[layer] = len(groups) - 1
+                        if family is not None:
+                            group_of[family] = place[layer]
+                            first_of.setdefault(mixtures[layer], place[layer])
+                group = groups[place[layer]]
+                if group[0] is not layer and (last not in group or not together or written):
+                    alike.discard(layer)
+                if calls[layer] == 1:
+                    rank = place[layer] if family is None else first_of[mixtures[layer]]
+                    in_order &= rank >= furthest
+                    furthest = max(furthest, rank)
+            started.update(dict.fromkeys(block for block in batch.blocks if block in blocks))
+            starts = Counter(batch.blocks)
             once = {layer for layer in once if calls[layer] == 1}
             whole = {block for block in whole if starts[block] == 1}
-    before = None, None, 0
     for layer in layers:
         if layer not in place and (family := families.get(layer)) in group_of:
             groups[group_of[family]].append(layer)
             place[layer] = group_of[family]
-    ran = [
+    ran_once = [
         Stage(together, once.issuperset(together), (once & alike).issuperset(together))
         if together[0] not in families
         else Stage(together, mixtures[together[0]] in whole, False, mixtures[together[0]])
         for together in groups
     ]
-    stages = ran + [Stage([layer], False, False) for layer in layers if layer not in place]
+    stages = ran_once + [Stage([layer], False, False) for layer in layers if layer not in place]
     return stages, [block for block in started if block in whole] if in_order else []
 
 
@@ -391,6 +455,43 @@ def _experts(model: nn.Module, layers: list[nn.Module]) -> tuple[dict[nn.Module,
             mixture = model.get_submodule(owner)
         families[layer], mixtures[layer] = family, mixture
     return families, mixtures
+
+
+def _static_shapes(model: nn.Module, batches: Batches) -> set[Any]:
+    """Return the shapes of batches for which what runs does not depend on numbers.
+
+    torch's tensors without numbers pass through the model, and raise where it looks at one.
+    """
+    counts: Counter[Any] = Counter()
+    first: dict[Any, Any] = {}
+    for batch in batches:
+        counts[shape_of(batch)] += 1
+        first.setdefault(shape_of(batch), batch)
+    static = set()
+    for shape in [shape for shape, count in counts.items() if count >= _SEVERAL]:
+        with suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fake = map_leaves(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf, first[shape])
+            call(model, fake, 0)
+            static.add(shape)
+    return static
+
+
+class _Heard:
+    """What ran in a batch.
+
+    ``layers``: each call of a layer, with the layer before it, whether that got the same tensor, and whether the tensor
+    may have been written since.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[nn.Module] = []
+        self.layers: list[tuple[nn.Module, nn.Module | None, bool, bool]] = []
+        self._before: tuple[nn.Module | None, Any, int] = None, None, 0
+
+    def note(self, layer: nn.Module, tensor: Any) -> None:
+        """Hear a layer and its input."""
+        (last, other, version), self._before = self._before, (layer, tensor, _version(tensor))
+        self.layers.append((layer, last, other is tensor, not 0 <= version == self._before[2]))
 
 
 def _version(tensor: Any) -> int:
