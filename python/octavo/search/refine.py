@@ -134,8 +134,8 @@ def tune(
         NonFiniteError: as :func:`octavo.quantize_model`.
     """
     tuned = tuned_beside(
-        model, point, sensitivity, batches, methods=methods, output=output, divergence=divergence, samples=samples,
-        progress=progress,
+        model, point, sensitivity, batches, methods=methods, parts=parts, output=output, divergence=divergence,
+        samples=samples, progress=progress,
     )  # fmt: skip
     return replace(tuned, model=deep_copy(tuned.model))
 
@@ -147,6 +147,7 @@ def tuned_beside(
     batches: Iterable[Any],
     *,
     methods: Sequence[str],
+    parts: int,
     output: Output | None,
     divergence: str | None,
     samples: int | None,
