@@ -202,7 +202,7 @@ def tell_coverage(model: nn.Module, show: Stages) -> None:
     message = f"{type(model).__name__}: {result.summary()}"
     if 0 < result.share < LEAST:
         more = "octavo.quant.coverage(model) lists every parameter, Recipe.explain(model) every rule"
-        warnings.warn(CoverageWarning(f"{message}. {more}"), stacklevel=4)
+        warnings.warn(CoverageWarning(f"{message}. {more}"), stacklevel=5)
     elif result.quantized:
         show.tell(message)
 

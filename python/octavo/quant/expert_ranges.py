@@ -44,4 +44,4 @@ def warn_of_unreached(model: nn.Module, layers: Sequence[str]) -> None:
         "rounds their weights to nearest, and their inputs have the ranges of the other experts. Calibrate with more "
         "text, or leave these experts as they are in the recipe"
     )
-    warnings.warn(CalibrationWarning(message, experts), stacklevel=4)
+    warnings.warn(CalibrationWarning(message, experts), stacklevel=5)

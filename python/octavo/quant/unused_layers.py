@@ -59,7 +59,7 @@ def warn_of_shared(model: nn.Module) -> None:
             f"{type(model).__name__}: {shared}, too, a Parameter of no layer: where the model reads it by that name it "
             f"is not rounded. Keep {_it(sharers)} in the recipe: '{rule}'"
         )
-        warnings.warn(UnusedLayerWarning(message, tuple(sharers), rule), stacklevel=4)
+        warnings.warn(UnusedLayerWarning(message, tuple(sharers), rule), stacklevel=5)
 
 
 def bypassed(model: nn.Module) -> list[str]:
