@@ -151,3 +151,16 @@ def test_a_mixture_that_is_never_called_is_an_error():
     octavo.quantize_model(
         copy.deepcopy(plain), "int4:g32@gptq; **.embed_tokens keep", calibration=[TOKENS], progress=False
     )
+
+
+def test_experts_of_a_module_dict_are_a_family_too():
+    model = transformer(
+        "SwitchTransformersForConditionalGeneration", vocab_size=50, d_model=32, d_kv=16, d_ff=64, num_layers=2,
+        num_decoder_layers=2, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, num_heads=2, num_experts=8,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    batch = {"input_ids": TOKENS[:1, :4], "decoder_input_ids": TOKENS[:1, :3]}
+    recipe = "int4:g32; **.experts.** int4:g32@gptq"
+    _, (warning,) = warned(lambda: octavo.quantize_model(model, recipe, calibration=[batch], progress=False))
+    assert len(warning.layers) >= 8 and all(".experts.expert_" in name for name in warning.layers)
+    assert expert_family("mlp.experts.expert_3.wi") == "mlp.experts.*.wi"

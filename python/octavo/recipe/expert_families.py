@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_EXPERT = re.compile(r"(^|\.)experts\.\d+(?=\.|$)")
+_EXPERT = re.compile(r"(^|\.)experts\.(?:expert_)?\d+(?=\.|$)")  # the second form in ModuleDicts of transformers
 
 
 def expert_family(path: str) -> str | None:
