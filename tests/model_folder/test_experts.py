@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 
 import octavo
 import pytest
@@ -11,6 +12,8 @@ from helpers.processes import octavo_command, python
 from octavo import ContainerError
 from octavo.model_folder.merged_tensors import MergedTensor
 from octavo.model_folder.pack_folder import OpenFolder
+from octavo.model_folder.structure import KEY
+from octavo.model_folder.unpack_weights import unpack
 from octavo.model_folder.weight_files import PACKED_NAME, Checkpoint
 from octavo.quant import coverage
 from octavo.tensors import container
@@ -251,3 +254,33 @@ def test_a_mixture_loads_in_a_fresh_process(tmp_path):
     )
     found = float(python(code).stdout)
     assert found == logits(small).double().sum().item()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"parts": []},
+        {"parts": ["nobody.weight"]},
+        {"shape": [4, 5, 6]},
+        {"shape": [2**50, 64, 96]},
+        {"part_shape": [1] * 99},
+        {"part_shape": [64, 95]},
+        {"turned": "no"},
+        {"turned": True, "part_shape": [6144]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("reader", ["load_model", "unpack"])
+def test_a_file_whose_parts_make_up_nothing_is_refused(tmp_path, change, reader):
+    octavo.save_model(packed(mixture("granite"), FORMAT), tmp_path / "small")
+    file = tmp_path / "small" / PACKED_NAME
+    metadata = container.metadata(file)
+    structure = json.loads(metadata[KEY])
+    structure["rewritten"]["model.layers.0.block_sparse_moe.experts"]["tensors"]["down_proj"] |= change
+    metadata[KEY] = json.dumps(structure)
+    container.save(container.load(file), file, metadata=metadata)
+    with pytest.raises(ContainerError):
+        if reader == "load_model":
+            octavo.load_model(tmp_path / "small")
+        else:
+            unpack(Checkpoint.open(tmp_path / "small"))

@@ -101,6 +101,8 @@ def _joined(
                 raise ContainerError(
                     f"{source.path}: {join(path, missing)} is missing; {join(path, name)} is made of it"
                 )
+            if join(path, name) in joined:
+                raise ContainerError(f"{source.path}: {join(path, name)} is in the file, and so are its parts")
             joined[join(path, name)] = _whole(join(path, name), origin, cast("dict[str, Tensor | Deferred]", parts))
     return joined
 

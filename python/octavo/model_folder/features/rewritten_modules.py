@@ -14,6 +14,8 @@ from octavo.nn.rewriting import Origin, made_from, rewritten, rewritten_modules
 from octavo.recipe.sites import join
 
 KEY = "rewritten"
+_DIMENSIONS = 8  # of a parameter
+_MOST = 2**40  # of a size
 
 
 def _describe(model: nn.Module) -> dict[str, Any] | None:
@@ -46,12 +48,18 @@ def _is_origin(value: Any) -> bool:
         isinstance(value, dict)
         and all(_are_sizes(value.get(key)) for key in ("shape", "part_shape"))
         and is_names(value.get("parts"))
+        and len(value["parts"]) > 0
         and isinstance(value.get("turned", False), bool)
+        and (len(value["part_shape"]) == 2 or not value.get("turned"))
     )
 
 
 def _are_sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+    return (
+        isinstance(value, list)
+        and len(value) <= _DIMENSIONS
+        and all(type(size) is int and 0 <= size < _MOST for size in value)
+    )
 
 
 def origins_of(modules: Mapping[str, Any]) -> dict[str, dict[str, Origin]]:
