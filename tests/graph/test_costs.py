@@ -5,6 +5,7 @@ import octavo.lab.language.gpt  # it registers an op of its own
 import pytest
 import torch
 from graph.zoo import BERT, classifier, hugging, ids, masked, tokens, vectors
+from helpers.models import transformer
 from helpers.quick import spread
 from octavo import Format, FormatError, ModelError, Recipe
 from octavo.graph import capture, operator_work
@@ -325,3 +326,32 @@ def test_peak_memory_is_that_of_the_allocator(name):
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
     assert shown == pytest.approx(measured, rel=0.1), shown / measured
+
+
+class Recurrent(nn.Module):
+    """Modules whose weights are no layers until a rule gives one a format."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.cell = nn.Embedding(50, 32), nn.LSTM(32, 32, batch_first=True)
+        self.attention, self.head = nn.MultiheadAttention(32, 2, batch_first=True), nn.Linear(32, 50)
+
+    def forward(self, ids):
+        y, _ = self.cell(self.table(ids))
+        return self.head(self.attention(y, y, y)[0])
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "experts", "experts of two formats"])
+def test_parameters_that_become_layers_are_priced_as_they_are_packed(kind):
+    torch.manual_seed(0)
+    token_ids = torch.randint(2, 50, (1, 5))
+    model = Recurrent().eval() if kind == "recurrent" else transformer(
+        "GptOssForCausalLM", width=64, inner=96, heads=4, layers=1, num_local_experts=4, num_experts_per_tok=2,
+        num_key_value_heads=2, head_dim=16, pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    recipe = "int4:g32; **.experts.2.down_proj int8:g32; **.experts.3.* keep" if "two" in kind else "int4:g32"
+    small = octavo.pack_model(octavo.quantize_model(model, recipe, progress=False))
+    stored = octavo.explain(small).stored - sum(  # buffers are no weights
+        other.stored for other in octavo.explain(small).others if other.name in dict(small.named_buffers())
+    )
+    assert capture(model, token_ids).costs(recipe).weight_bytes == stored

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.errors import FormatError
 from octavo.graph.records import ModuleRecord, Node, TensorRecord
+from octavo.recipe.decide import Decision
 from octavo.recipe.model_decisions import decide_sites, layer_plans
 from octavo.recipe.sites import join
 from octavo.tensors.formats import Format
@@ -84,7 +85,7 @@ def formats_of(graph: GraphContent, recipe: Recipe | None) -> Formats:
         texts = {
             role: str(spec.format) for role in ("weight", "input", "output", "bias") if (spec := getattr(plan, role))
         }
-        for place in modules[path].paths:
+        for place in modules[path].paths if path in modules else ():
             roles[place] = texts
     names: dict[int, str] = {}
     for decision in decisions:
@@ -107,4 +108,19 @@ def formats_of(graph: GraphContent, recipe: Recipe | None) -> Formats:
         weights[name] = None if decision.format is None else str(decision.format)
         beside = decision.format is not None and id(site.tensor) in stay
         packed[name] = site.nbytes(decision.format) + (site.nbytes(None) if beside else 0)
+    for name, parts in _by_parameter(decisions, modules).items():
+        if name in graph.tensors and any(part.format is not None for part in parts):
+            formats = [part.format for part in parts if part.format is not None]
+            weights[name] = str(max(formats, key=lambda fmt: fmt.width))
+            packed[name] = sum(part.site.nbytes(part.format) for part in parts)
     return Formats(graph.tensors, modules, roles, weights, packed)
+
+
+def _by_parameter(decisions: Iterable[Decision], modules: Mapping[str, ModuleRecord]) -> dict[str, list[Decision]]:
+    """Return the decisions about parts of each parameter whose module is made of layers where one has a format."""
+    parts: dict[str, list[Decision]] = {}
+    for decision in decisions:
+        site = decision.site
+        if site.part_of and site.tensor is not None and site.module not in modules:
+            parts.setdefault(site.part_of[0], []).append(decision)
+    return parts
