@@ -25,7 +25,8 @@ _MARKS = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm")  # of
 class ExpertLayers(nn.Module):
     """The experts of a mixture, each a module of linear layers: child ``3`` has ``gate_up_proj`` and ``down_proj``.
 
-    Attributes are those of the module of transformers that it stands in for, whose activation it computes.
+    Attributes are those of the module of transformers that it stands in for, whose activation it computes. Outputs have
+    its bits in float32; in half precision sums run in the dtype of the input, which a few classes widen.
     """
 
     experts_class: type[nn.Module]
