@@ -11,20 +11,17 @@ import warnings
 import octavo
 import pytest
 import torch
+from helpers.architectures import ARCHITECTURES as SWEPT
+from helpers.architectures import IDS, gap, of, outputs
 from octavo import DTypeError, FormatError, UnusedLayerWarning
 from torch import nn
 
 FORMATS = ("binary", "ternary")
 GAP = 2e-5  # packed against simulated, relative to the largest output: sums in another order
-LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
-SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 61}
-IDS = torch.tensor([[5, 9, 2, 33, 60, 7, 1, 12], [3, 3, 8, 41, 50, 2, 19, 4]])
-PIXELS = torch.linspace(-2, 2, 2 * 3 * 32 * 32).view(2, 3, 32, 32).sin()
-WAVE = torch.linspace(0, 90, 2 * 1600).view(2, 1600).sin()
 
 
 class Recurrent(nn.Module):
-    """Torch's layers that take no formats, beside some that do."""
+    """Recurrent and transposed layers of torch."""
 
     def __init__(self, cell=nn.LSTM):
         super().__init__()
@@ -75,125 +72,37 @@ class ReadsPast(nn.Module):
         return torch.addmm(self.head.bias, x.transpose(1, 2).flatten(0, 1), self.head.weight.T)
 
 
-def transformers_model(name, config, **options):
-    """A function that makes a model of transformers with random weights."""
-
-    def make():
-        import transformers
-
-        made = getattr(transformers, config)(**options)
-        return getattr(transformers, name)(made)
-
-    return make
-
-
-def of(name, config=None, inputs=None, **options):
-    return transformers_model(
-        name,
-        config or f"{name.removesuffix('ForCausalLM').removesuffix('Model').removesuffix('ForMaskedLM')}Config",
-        **options,
-    ), inputs or {"input_ids": IDS}
-
-
-GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 61, "n_positions": 32}
-MAMBA = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 61, "state_size": 8, "expand": 2}
-PICTURE = {"pixel_values": PIXELS}
-BOTH = {"input_ids": IDS, "decoder_input_ids": IDS.flip(1)}
-DEBERTA = {**SMALL, "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_position_embeddings": 64}
-BART = {
-    "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "vocab_size": 61,
-}  # fmt: skip
-
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 61}
 ARCHITECTURES = {
     "reads past": (ReadsPast, {"ids": IDS}),
     "nn.LSTM, ConvTranspose": (Recurrent, {"ids": IDS}),
     "nn.GRU, ConvTranspose": (lambda: Recurrent(nn.GRU), {"ids": IDS}),
     "nn.TransformerEncoder": (Encoder, {"ids": IDS}),
     "nn.MultiheadAttention": (Attends, {"ids": IDS}),
-    "bert": of("BertForMaskedLM", **SMALL),
-    "albert": of("AlbertForMaskedLM", embedding_size=16, **SMALL),
-    "deberta": of("DebertaForMaskedLM", **DEBERTA),
-    "deberta-v2": of("DebertaV2ForMaskedLM", **DEBERTA, position_buckets=8, norm_rel_ebd="layer_norm"),
-    "mobilebert": of(
-        "MobileBertForMaskedLM", **{**SMALL, "intermediate_size": 64}, embedding_size=16, intra_bottleneck_size=16,
-        num_feedforward_networks=2, true_hidden_size=16,
+    "MobileBert": of(
+        "MobileBertForMaskedLM", "MobileBertConfig", **{**SMALL, "intermediate_size": 64}, embedding_size=16,
+        intra_bottleneck_size=16, num_feedforward_networks=2, true_hidden_size=16,
     ),
-    "mamba": of("MambaForCausalLM", **MAMBA, time_step_rank=4, conv_kernel=3),
-    "falcon-mamba": of("FalconMambaForCausalLM", **MAMBA, time_step_rank=4, conv_kernel=3),
-    "mamba2": of("Mamba2ForCausalLM", **MAMBA, num_heads=8, head_dim=8, n_groups=2, chunk_size=4),
-    "jamba": of(
-        "JambaForCausalLM", **SMALL, num_key_value_heads=2, num_experts=2, attn_layer_period=2, attn_layer_offset=1,
-        expert_layer_period=2, expert_layer_offset=1, mamba_d_state=8, mamba_d_conv=3, mamba_dt_rank=4,
-        use_mamba_kernels=False,
+    "RWKV, rescaled": of(
+        "RwkvForCausalLM", hidden_size=32, num_hidden_layers=2, vocab_size=61, attention_hidden_size=32
     ),
-    "bamba": of(
-        "BambaForCausalLM", **SMALL, num_key_value_heads=2, attn_layer_indices=[1], mamba_n_heads=8, mamba_d_head=8,
-        mamba_n_groups=2, mamba_d_state=8, mamba_d_conv=3, mamba_chunk_size=4,
-    ),
-    "mixtral": of("MixtralForCausalLM", **SMALL, num_key_value_heads=2, num_local_experts=3, num_experts_per_tok=2),
-    "llama": of("LlamaForCausalLM", **SMALL, num_key_value_heads=2),
-    "gpt2": of("GPT2LMHeadModel", "GPT2Config", **GPT),
-    "gpt-neox": of("GPTNeoXForCausalLM", **SMALL),
-    "opt": of("OPTForCausalLM", **{**SMALL, "ffn_dim": 48}, word_embed_proj_dim=16),
-    "bloom": of("BloomForCausalLM", hidden_size=32, n_layer=2, n_head=4, vocab_size=61),
-    "rwkv": of("RwkvForCausalLM", hidden_size=32, num_hidden_layers=2, vocab_size=61, attention_hidden_size=32),
-    "t5": of(
-        "T5ForConditionalGeneration", "T5Config", BOTH, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
-        vocab_size=61,
-    ),
-    "bart": of("BartForConditionalGeneration", "BartConfig", BOTH, **BART),
-    "vit": of("ViTForImageClassification", "ViTConfig", PICTURE, **SMALL, image_size=32, patch_size=8),
-    "convnext": of(
-        "ConvNextForImageClassification", "ConvNextConfig", PICTURE, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1],
-    ),
-    "swin": of(
-        "SwinForImageClassification", "SwinConfig", PICTURE, image_size=32, patch_size=4, embed_dim=16, depths=[1, 1],
-        num_heads=[2, 4], window_size=4,
-    ),
-    "resnet": of(
-        "ResNetForImageClassification", "ResNetConfig", PICTURE, embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1],
-    ),
-    "wav2vec2": of(
-        "Wav2Vec2Model", "Wav2Vec2Config", {"input_values": WAVE}, **SMALL, conv_dim=(16, 16, 16),
-        conv_stride=(5, 4, 2), conv_kernel=(10, 4, 3), num_feat_extract_layers=3, num_conv_pos_embeddings=8,
-        num_conv_pos_embedding_groups=4,
-    ),
-    "clip": of(
-        "CLIPModel", "CLIPConfig", {"input_ids": IDS, **PICTURE}, projection_dim=16,
-        text_config={**SMALL, "max_position_embeddings": 16, "eos_token_id": 60},
-        vision_config={**SMALL, "image_size": 32, "patch_size": 8},
-    ),
+    **SWEPT,
 }  # fmt: skip
 
 QUICK = (
-    "reads past",
-    "nn.LSTM, ConvTranspose",
-    "nn.TransformerEncoder",
-    "deberta-v2",
-    "mobilebert",
-    "mamba",
-    "mixtral",
-)
+    "reads past", "nn.LSTM, ConvTranspose", "nn.TransformerEncoder", "DebertaV2", "MobileBert", "Mamba", "Mixtral",
+)  # fmt: skip
 
 
 def build(name):
     make, inputs = ARCHITECTURES[name]
-    if make.__module__ == __name__ and make.__name__ == "make":
+    if make.__module__ != __name__ and not isinstance(make, type):
         pytest.importorskip("transformers")
     torch.manual_seed(0)
     model = make().eval()
     for parameter in model.parameters():  # norms and biases that begin as 1 and 0 hide what goes through them
         parameter.data += 0.05 * torch.randn_like(parameter)
     return model, inputs
-
-
-@torch.no_grad()
-def outputs(model, inputs):
-    found = model(**inputs)
-    if isinstance(found, torch.Tensor):
-        return [found]
-    return [value for value in found.values() if isinstance(value, torch.Tensor)]
 
 
 def layers_of(model):
@@ -203,13 +112,6 @@ def layers_of(model):
         for path, module in model.named_modules()
         if path and any(p is not None for p in module._parameters.values())
     ]
-
-
-def gap(found, expected):
-    return max(
-        float((a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1e-30))
-        for a, b in zip(found, expected, strict=True)
-    )
 
 
 def try_layer(model, inputs, path, text, expected):
@@ -224,7 +126,8 @@ def try_layer(model, inputs, path, text, expected):
     named = {
         layer for entry in caught if isinstance(entry.message, UnusedLayerWarning) for layer in entry.message.layers
     }
-    apart = gap(outputs(octavo.pack_model(simulated, inplace=True), inputs), found)
+    packed = outputs(octavo.pack_model(simulated, inplace=True), inputs)
+    apart = max(gap(a, b) for a, b in zip(packed, found, strict=True))
     same = all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     return "named" if path in named else "wrong" if same else "changed", apart
 
