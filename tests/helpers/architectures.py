@@ -12,7 +12,6 @@ from pathlib import Path
 import octavo
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
 RECIPE = "int4:g32"
 BITS = 4.5  # of RECIPE, scales included, in rows that are whole groups
@@ -131,20 +130,6 @@ def of(name, config=None, inputs=None, **options):
     return make, {"input_ids": IDS} if inputs is None else inputs
 
 
-def plain(entry):
-    """Return an entry whose model has its weight normalization written into the weights, as ``octavo`` asks for."""
-    make, inputs = entry
-
-    def made():
-        model = make()
-        for module in list(model.modules()):
-            if parametrize.is_parametrized(module, "weight"):
-                parametrize.remove_parametrizations(module, "weight")
-        return model
-
-    return made, inputs
-
-
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 INNER = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT = {**INNER, "vocab_size": 61, **TOKENS}
@@ -210,7 +195,7 @@ def classifiers(names, **options):
 
 def speakers(names, **options):
     """Return the entries of encoders of sound that the same options make, by name."""
-    return {name: plain(of(f"{name}Model", f"{name}Config", SOUND, **options)) for name in names.split()}
+    return {name: of(f"{name}Model", f"{name}Config", SOUND, **options) for name in names.split()}
 
 
 FAMILIES = {
@@ -446,12 +431,33 @@ FAMILIES = {
             "ASTForAudioClassification", "ASTConfig", {"input_values": SPECTRUM.transpose(1, 2)}, **INNER,
             patch_size=8, frequency_stride=8, time_stride=8, max_length=64, num_mel_bins=16,
         ),
-        "Encodec": plain(
-            of(
-                "EncodecModel", "EncodecConfig", {"input_values": WAVE[:, None]}, num_filters=8, hidden_size=32,
-                codebook_size=16, codebook_dim=32, upsampling_ratios=[4, 2], num_lstm_layers=1,
-                target_bandwidths=[12.0],
-            )
+        "Encodec": of(
+            "EncodecModel", "EncodecConfig", {"input_values": WAVE[:, None]}, num_filters=8, hidden_size=32,
+            codebook_size=16, codebook_dim=32, upsampling_ratios=[4, 2], num_lstm_layers=1, target_bandwidths=[12.0],
+        ),
+        "Dac": of(
+            "DacModel", "DacConfig", {"input_values": WAVE[:, None]}, encoder_hidden_size=8,
+            downsampling_ratios=[2, 4], decoder_hidden_size=64, n_codebooks=2, codebook_size=16, codebook_dim=8,
+            upsampling_ratios=[4, 2],
+        ),
+        "Mimi": of(
+            "MimiModel", "MimiConfig", {"input_values": WAVE[:, None]}, hidden_size=32, num_filters=8,
+            upsampling_ratios=[4, 2], codebook_size=16, codebook_dim=16, vector_quantization_hidden_dimension=16,
+            num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4, head_dim=8, intermediate_size=64,
+            num_quantizers=4, upsample_groups=32,
+        ),
+        "SpeechT5": of(
+            "SpeechT5ForSpeechToText", "SpeechT5Config", {**SOUND, "decoder_input_ids": IDS}, **WAVES,
+            encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
+            encoder_ffn_dim=128, decoder_ffn_dim=128, decoder_start_token_id=1,
+        ),
+        "Vits": of(
+            "VitsModel", "VitsConfig", vocab_size=61, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+            ffn_dim=64, flow_size=32, spectrogram_bins=17, upsample_initial_channel=32, upsample_rates=[4, 4],
+            upsample_kernel_sizes=[8, 8], resblock_kernel_sizes=[3], resblock_dilation_sizes=[[1, 3]],
+            prior_encoder_num_flows=2, prior_encoder_num_wavenet_layers=1, wavenet_dilation_rate=1,
+            depth_separable_num_layers=2, duration_predictor_filter_channels=32, duration_predictor_num_flows=2,
+            posterior_encoder_num_wavenet_layers=1,
         ),
         "PatchTST": of(
             "PatchTSTForPrediction", "PatchTSTConfig", {"past_values": SERIES}, num_input_channels=2,

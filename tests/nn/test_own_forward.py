@@ -6,6 +6,8 @@ import pickle
 import octavo
 import pytest
 import torch
+from octavo.model_folder.unpack_weights import unpack
+from octavo.model_folder.weight_files import Checkpoint
 from octavo.nn import PackedEmbedding, PackedLinear, QuantEmbedding, QuantLinear
 from octavo.nn.registry import kind_of
 from torch import nn
@@ -100,6 +102,8 @@ def test_packed_and_loaded_layers_compute_the_same(model, tmp_path):
             assert torch.equal(octavo.load_model(tmp_path / name, Model)(IDS), made(IDS))
             for other in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
                 assert torch.equal(other(IDS), made(IDS))
+    plain = unpack(Checkpoint.open(tmp_path / "packed"))
+    assert plain.keys() == model.state_dict().keys()  # parts of a layer, too
     again = octavo.quantize_model(simulated, "int8", progress=False)
     assert str(again.positions.weight_quantizer.spec.format) == "int8"
 

@@ -78,7 +78,7 @@ def unpacked(
         path, leaf = _layer_of(name, layers)
         if path is not None and leaf == "bias" and isinstance(tensor, Tensor) and not tensor.is_floating_point():
             stored[name] = _float_bias(path, tensors, dtype)
-        elif path is None or leaf in ("weight", "bias"):
+        elif path is None or "_quantizer." not in leaf:  # a layer with a forward of its own has more tensors
             stored[name] = tensor
     plain = {name: in_float_layer(name, tensor, progress) for name, tensor in stored.items()}
     for name, holder in structure["ties"].items():

@@ -90,7 +90,7 @@ class _QuantConvTranspose(QuantLayer):
             CalibrationError: where scales were to be calibrated and were not.
         """
         x = input if self.input_quantizer is None else self.input_quantizer(input)
-        y = _transposed(self, x, self._weight(), self._bias(), output_size)
+        y = convolve_transposed(self, x, self._weight(), self._bias(), output_size)
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
 
@@ -245,7 +245,7 @@ class _PackedConvTranspose(PackedLayer):
                 "leave octavo.strict()"
             )
         else:
-            y = _transposed(self, x, self._decoded(x.dtype), self._held_bias(), output_size)
+            y = convolve_transposed(self, x, self._decoded(x.dtype), self._held_bias(), output_size)
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
     def _decoded(self, dtype: torch.dtype) -> Tensor:
@@ -323,7 +323,9 @@ def _matrix_shape(layer: Any) -> tuple[int, int]:
     return layer.out_channels, math.prod(layer.kernel_size) * layer.in_channels // layer.groups
 
 
-def _transposed(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None, output_size: list[int] | None) -> Tensor:
+def convolve_transposed(
+    layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None, output_size: list[int] | None
+) -> Tensor:
     """Return the transposed convolution as ``forward`` of the float layer computes it."""
     sizes = layer.stride, layer.padding, layer.kernel_size
     flat = len(layer.kernel_size)
