@@ -451,14 +451,6 @@ FAMILIES = {
             encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
             encoder_ffn_dim=128, decoder_ffn_dim=128, decoder_start_token_id=1,
         ),
-        "Vits": of(
-            "VitsModel", "VitsConfig", vocab_size=61, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
-            ffn_dim=64, flow_size=32, spectrogram_bins=17, upsample_initial_channel=32, upsample_rates=[4, 4],
-            upsample_kernel_sizes=[8, 8], resblock_kernel_sizes=[3], resblock_dilation_sizes=[[1, 3]],
-            prior_encoder_num_flows=2, prior_encoder_num_wavenet_layers=1, wavenet_dilation_rate=1,
-            depth_separable_num_layers=2, duration_predictor_filter_channels=32, duration_predictor_num_flows=2,
-            posterior_encoder_num_wavenet_layers=1,
-        ),
         "PatchTST": of(
             "PatchTSTForPrediction", "PatchTSTConfig", {"past_values": SERIES}, num_input_channels=2,
             context_length=32, patch_length=4, patch_stride=4, d_model=64, ffn_dim=128, num_hidden_layers=2,
