@@ -208,7 +208,9 @@ class Flow:
 
         def candidate(point: Point) -> Candidate:
             recipe = to_recipe(point, sensitivity)
-            return Candidate(series="front", label=f"{point.bits:.2f} bits", recipe=recipe, point=point)
+            assert self.sizes is not None  # a search has them
+            bits = sensitivity.bits(self.sizes.exact(point.choice))
+            return Candidate(series="front", label=f"{bits:.2f} bits", recipe=recipe, point=point)
 
         def tell(label: str) -> None:
             self.tell(f"verifying {label}", 0.55 + 0.2 * (done + len(_trials(outcomes))) / count)
