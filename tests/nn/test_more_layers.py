@@ -141,3 +141,42 @@ def test_a_bag_that_rewrites_rows_is_not_packed():
     made = octavo.quantize_model(nn.Sequential(nn.EmbeddingBag(10, 32, max_norm=1.0)), "int8", progress=False)
     with pytest.raises(octavo.ModelError, match="0: max_norm rewrites rows"):
         octavo.pack_model(made)
+
+
+class Calibrated(nn.Module):
+    """One of each new kind, to be calibrated."""
+
+    def __init__(self):
+        super().__init__()
+        self.bag, self.cube = nn.EmbeddingBag(40, 64), nn.Conv3d(4, 16, (2, 2, 2))
+        self.up, self.attend = nn.ConvTranspose2d(16, 32, 2, 2), nn.MultiheadAttention(32, 4, batch_first=True)
+        self.head = nn.Linear(32, 64)
+
+    def forward(self, ids, x):
+        y = self.up(self.cube(x).mean(2)).flatten(2).transpose(1, 2)
+        y, _ = self.attend(y, y, y, need_weights=False)
+        return self.head(y.mean(1)) + self.bag(ids)
+
+
+def test_scales_of_every_new_kind_are_calibrated(tmp_path):
+    torch.manual_seed(0)
+    model = Calibrated().eval()
+    batches = [(torch.randint(0, 40, (2, 5)), torch.randn(2, 4, 3, 4, 4)) for _ in range(3)]
+    recipe = "int8@mse input=int8@minmax; type:EmbeddingBag int8 output=int8@minmax"
+    simulated = octavo.quantize_model(model, recipe, calibration=batches, progress=False)
+    quantizers = {
+        path: part
+        for path, part in simulated.named_modules()
+        if isinstance(part, octavo.nn.Quantizer) and "weight" not in path
+    }
+    assert {path.partition(".")[0] for path in quantizers} == {"bag", "cube", "up", "attend", "head"}
+    assert all(quantizer.is_static for quantizer in quantizers.values())
+    packed = octavo.pack_model(simulated)
+    octavo.save_model(packed, tmp_path)
+    with torch.no_grad():
+        expected, found = simulated(*batches[0]), packed(*batches[0])
+        assert (expected - model(*batches[0])).norm() < 0.05 * model(*batches[0]).norm()
+        assert (
+            found - expected
+        ).abs().max() <= expected.abs().max() / 64  # an input may fall on the other side of a step
+        assert torch.equal(octavo.load_model(tmp_path, Calibrated)(*batches[0]), found)

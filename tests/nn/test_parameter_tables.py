@@ -145,3 +145,16 @@ def test_a_table_that_is_tied_to_a_layer_stays_tied(tmp_path):
     with torch.no_grad():
         torch.testing.assert_close(packed(ids), simulated(ids))
         assert torch.equal(octavo.load_model(tmp_path, Tied)(ids), packed(ids))
+
+
+def test_gptq_of_many_layers_rounds_tables_and_a_rule_that_names_one_is_refused():
+    """Recipes that solve every product hold for models with learned positions and transposed convolutions, too."""
+    model = nn.Sequential(make(), nn.Unflatten(-1, (64, 1)), nn.Flatten(1, 1))
+    for rule in ("int4:g32@gptq", "glob:** int4:g32@gptq"):
+        plan = octavo.Recipe.parse(rule).plan(model)
+        assert plan["0.positions_table"].weight.calibration is None
+        assert plan["0.project"].weight.calibration.method == "gptq"
+    with pytest.raises(octavo.FormatError, match="an embedding has none"):
+        octavo.Recipe.parse("name:0.positions int4:g32@gptq").plan(model)
+    plan = octavo.Recipe.parse("int4:g32@gptq").plan(nn.Sequential(nn.ConvTranspose1d(4, 4, 2), nn.Linear(4, 4)))
+    assert plan["0"].weight.calibration is None and plan["1"].weight.calibration is not None

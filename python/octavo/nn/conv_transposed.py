@@ -336,6 +336,6 @@ def convolve_transposed(
     return y
 
 
-register(LayerKind(nn.ConvTranspose1d, QuantConvTranspose1d, PackedConvTranspose1d))
-register(LayerKind(nn.ConvTranspose2d, QuantConvTranspose2d, PackedConvTranspose2d))
-register(LayerKind(nn.ConvTranspose3d, QuantConvTranspose3d, PackedConvTranspose3d))
+register(LayerKind(nn.ConvTranspose1d, QuantConvTranspose1d, PackedConvTranspose1d, is_solved=False))
+register(LayerKind(nn.ConvTranspose2d, QuantConvTranspose2d, PackedConvTranspose2d, is_solved=False))
+register(LayerKind(nn.ConvTranspose3d, QuantConvTranspose3d, PackedConvTranspose3d, is_solved=False))

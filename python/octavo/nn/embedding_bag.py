@@ -160,4 +160,4 @@ def _bags(layer: Any, rows: Tensor, ids: Tensor, offsets: Tensor | None, factors
     )  # fmt: skip
 
 
-register(LayerKind(nn.EmbeddingBag, QuantEmbeddingBag, PackedEmbeddingBag, is_lookup=True))
+register(LayerKind(nn.EmbeddingBag, QuantEmbeddingBag, PackedEmbeddingBag, is_lookup=True, is_solved=False))

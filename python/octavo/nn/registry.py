@@ -27,7 +27,8 @@ class LayerKind:
     not loaded for it; None for a product of activations, which is a module of Octavo from the start. ``simulated``: a
     :class:`~octavo.nn.QuantLayer`, or that module. ``packed``: a :class:`~octavo.nn.PackedLayer`, None where nothing is
     packed. ``weight_axis``: the axis of the float weight along which sums of products, and so blocks, run.
-    ``is_lookup``: rows of the weight are read, not multiplied.
+    ``is_lookup``: rows of the weight are read, not multiplied. ``is_solved``: whether one matrix multiplies the inputs
+    of a layer, as ``gptq`` needs it.
     """
 
     float_class: type[nn.Module] | str | None
@@ -35,6 +36,7 @@ class LayerKind:
     packed: type[Any] | None = None
     weight_axis: int = -1
     is_lookup: bool = False
+    is_solved: bool = True
 
     @property
     def name(self) -> str:

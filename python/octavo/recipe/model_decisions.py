@@ -26,7 +26,7 @@ def decide_sites(rules: Sequence[Rule], sites: Sequence[Site]) -> list[Decision]
     """Return the decisions about the sites of a model: :func:`decide_model` where the model itself is not at hand."""
     decisions = decide(rules, sites, kind="layer")
     _tie(decisions, rules)
-    _check_embeddings(decisions)
+    _settle_gptq(decisions)
     _check_integer_biases(decisions)
     return decisions
 
@@ -86,12 +86,21 @@ def _is_gptq(spec: Spec) -> bool:
     return spec.calibration is not None and spec.calibration.method == "gptq"
 
 
-def _check_embeddings(decisions: Sequence[Decision]) -> None:
-    """Refuse gptq for embeddings."""
+def _settle_gptq(decisions: Sequence[Decision]) -> None:
+    """Refuse gptq for embeddings; give other weights that no one matrix multiplies the format alone.
+
+    Those are tables of a module's own, transposed convolutions and layers with a ``forward`` of their own, where the
+    rule means many layers. A rule that names one in full is refused where data is looked at.
+    """
     for decision in decisions:
-        spec, tensor = decision.spec, decision.site.tensor
-        if spec and _is_gptq(spec) and decision.site.is_lookup:
-            same = [_path_text(other.site) for other in decisions if tensor is not None and other.site.tensor is tensor]
+        spec, site, tensor = decision.spec, decision.site, decision.site.tensor
+        if not spec or not _is_gptq(spec) or decision.rule is None:
+            continue
+        same = [_path_text(other.site) for other in decisions if tensor is not None and other.site.tensor is tensor]
+        is_alone = len(same) < 2 and not decision.rule.selector.is_literal
+        if is_alone and (not site.is_solved or (site.is_lookup and site.part_of)):
+            decision.spec = Spec(spec.format, None, spec.scale)
+        elif site.is_lookup:
             raise FormatError(
                 f"{decision.site.path}: rule '{decision.rule}' asks for gptq, which needs the inputs of a product, and "
                 f"an embedding has none: add '{'; '.join(f'{path} {spec.format}' for path in same)}' after it"

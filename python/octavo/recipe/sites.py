@@ -28,8 +28,9 @@ class Site:
     read, not multiplied. ``problem``: why no format can be given. ``of_model``: a tensor of a model, which packs a
     kernel as a matrix and where ``fp32`` leaves values as they are; one of a checkpoint is packed along its last axis
     and cast. ``held``: bytes of a tensor of a checkpoint as it is. ``matrix``: rows and columns of a kernel as it is
-    rounded and packed, where those are not its first axis and all others. ``part_of``: names of
-    the parameter that it is a part of, in a module that is made of layers where one has a format.
+    rounded and packed, where those are not its first axis and all others. ``is_solved``: whether gptq has inputs of a
+    product for it. ``part_of``: names of the parameter that it is a part of, in a module that is made of layers where
+    one has a format.
     """
 
     paths: tuple[str, ...]
@@ -46,6 +47,7 @@ class Site:
     of_model: bool = True
     held: int | None = None
     matrix: tuple[int, int] | None = None
+    is_solved: bool = True
     tensor: Tensor | None = field(default=None, repr=False)
     part_of: tuple[str, ...] = ()
 
@@ -213,6 +215,7 @@ def _layer_sites(module: nn.Module, paths: tuple[str, ...], roles: tuple[str, ..
             yield _parameter_site(
                 tensor, role, role, paths, classes, axis=axis, is_default=default, is_lookup=lookup,
                 matrix=kind.packed.matrix_shape(module) if turned else None,
+                is_solved=kind is None or (kind.is_solved and kind.own_class(module) is None),
             )  # fmt: skip
 
 
@@ -234,6 +237,7 @@ def _parameter_site(
     is_lookup: bool = False,
     problem: str | None = None,
     matrix: tuple[int, int] | None = None,
+    is_solved: bool = True,
 ) -> Site:
     if is_lazy(tensor):
         raise ShapeError(f"{join(paths[0], name)}: has no shape yet; run the model once before giving it a recipe")
@@ -251,6 +255,7 @@ def _parameter_site(
         is_lookup=is_lookup,
         problem=problem,
         matrix=matrix,
+        is_solved=is_solved,
         tensor=tensor,
     )
 
