@@ -13,7 +13,7 @@ import torch
 from helpers.models import packed, same_tensors, transformer
 from octavo.model_folder.unpack_weights import unpack
 from octavo.model_folder.weight_files import Checkpoint
-from octavo.nn import QuantLinear
+from octavo.nn import QuantLayer, QuantLinear
 from octavo.nn.rewriting import (
     _REWRITINGS,
     Origin,
@@ -301,3 +301,39 @@ def test_every_class_of_experts_that_transformers_marks_is_made_of_layers():
             except (TypeError, AttributeError, RuntimeError) as error:  # a size of its own
                 wrong[name] = f"{error}"
     assert right >= 60 and len(wrong) <= 3, wrong
+
+
+class Rows(nn.Module):
+    """A table that a module reads itself, which a head may share."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(64, 32, generator=torch.Generator().manual_seed(1)))
+
+    def forward(self, ids):
+        return self.rows[ids] * 2
+
+
+class TiedRows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = Rows(), nn.Linear(32, 64, bias=False)
+        self.head.weight = self.table.rows
+
+    def forward(self, ids):
+        return self.head(self.table(ids))
+
+
+@pytest.mark.parametrize("recipe", ["int4:g32", "int4:g32@hqq"])
+def test_a_parameter_that_becomes_one_layer_stays_tied(tmp_path, recipe):
+    ids = torch.arange(5)
+    plain = TiedRows().eval()
+    quantized = octavo.quantize_model(plain, recipe, progress=False)
+    tables = {path: layer for path, layer in quantized.named_modules() if isinstance(layer, QuantLayer)}
+    assert len(tables) == 2 and len({id(layer._own("weight")) for layer in tables.values()}) == 1
+    small = octavo.pack_model(quantized)
+    octavo.save_model(small, tmp_path)
+    assert sum(entry.format is not None for entry in octavo.inspect(tmp_path / "model.octavo.safetensors")) == 1
+    assert torch.equal(octavo.load_model(tmp_path, TiedRows())(ids), small(ids))
+    plain.load_state_dict(unpack(Checkpoint.open(tmp_path)))
+    assert torch.allclose(plain(ids), small(ids), rtol=1e-4, atol=1e-4)

@@ -70,16 +70,32 @@ class Places:
             for name, origin in source.origins.items()
         }
         tensors: dict[str, Placed] = {}
+        ties: dict[str, str] = {}
         dtypes = dict(self.dtypes)
-        for name, tensor in self.tensors.items():
-            if name not in whole:
-                tensors[name] = tensor
-                continue
-            path, origin = whole[name]
-            pieces = _pieces(name, tensor, origin)
-            tensors |= {join(path, part): piece for part, piece in pieces.items()}
-            dtypes |= {join(path, part): self.dtypes[name] for part in pieces}
-        return replace(self, tensors=tensors, dtypes=dtypes)
+        for name in (*self.tensors, *self.ties):
+            first, own = self.ties.get(name), whole.get(name)
+            names = [name] if own is None else [join(own[0], part) for part in own[1].parts]
+            dtypes |= dict.fromkeys(names, self.dtypes[name])
+            if first is not None and _is_like(own, whole.get(first)):
+                holder = whole.get(first)
+                holders = [first] if holder is None else [join(holder[0], part) for part in holder[1].parts]
+                ties |= zip(names, holders, strict=True)
+            elif own is None:
+                tensors[name] = self.stored(name)
+            else:
+                pieces = _pieces(name, self.stored(name), own[1])
+                tensors |= {join(own[0], part): piece for part, piece in pieces.items()}
+        return replace(self, tensors=tensors, ties=ties, dtypes=dtypes)
+
+
+_Owner = tuple[str, Origin]
+"""The path of a rewritten module, and where a parameter of it went."""
+
+
+def _is_like(own: _Owner | None, other: _Owner | None) -> bool:
+    """Whether two tied parameters stay tied: neither is made of other tensors than it was, or both of the same."""
+    is_whole = (own is None or own[1].is_whole) and (other is None or other[1].is_whole)
+    return is_whole or (own is not None and other is not None and own[1].part_shape == other[1].part_shape)
 
 
 def _pieces(name: str, tensor: Placed, origin: Origin) -> Mapping[str, Placed]:

@@ -53,6 +53,11 @@ class Origin:
     part_shape: tuple[int, ...]
     is_turned: bool = False
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether one layer has the parameter as it is."""
+        return len(self.parts) == 1 and self.part_shape == self.shape and not self.is_turned
+
     def split(self, tensor: Tensor) -> dict[str, Tensor]:
         """Return the parts of a tensor of this shape by name: views, where it is contiguous."""
         stored = tensor.reshape(len(self.parts), *(reversed(self.part_shape) if self.is_turned else self.part_shape))
@@ -124,6 +129,9 @@ def rewritten(module: nn.Module, shared: Collection[int] = ()) -> nn.Module | No
         if is_lazy(whole) or (id(whole) in shared and not is_whole):
             return None
         if id(whole) in shared:
+            parts[origin.parts[0]] = whole
+            continue
+        if origin.is_whole:  # the Parameter itself: what it is tied to stays tied
             parts[origin.parts[0]] = whole
             continue
         for part, values in origin.split(whole.detach()).items():

@@ -290,7 +290,7 @@ def _shared(replacement: Replacement, layer: QuantLayer, path: str) -> str | Non
     Not where hqq gives both the same scales: it finds the same weight for both.
     """
     own = replacement.replaced[path]
-    for other, module in replacement.model.named_modules():
+    for other, module in replacement.reached.items():
         for name, parameter in module._parameters.items():
             if parameter is not layer._own("weight") or module is own:
                 continue

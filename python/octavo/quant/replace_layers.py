@@ -60,6 +60,7 @@ class Replacement:
         modules, stand_ins = layers_in_reach(model)
         past = _read_past(modules)
         self.layers: dict[str, nn.Module] = {}
+        self.reached = modules
         self.replaced = {path: modules[path] for path in plan}
         self._new: dict[int, nn.Module] = {}
         self._undo: Undo = []
