@@ -156,7 +156,7 @@ def test_a_warning_turned_into_an_error_leaves_nothing_behind():
 
 
 def test_a_weight_that_is_a_parameter_of_no_layer_too_is_named():
-    class Shares(nn.Module):
+    class SharingRouter(nn.Module):  # which no rewriting takes
         def __init__(self):
             super().__init__()
             self.inner = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
@@ -165,9 +165,9 @@ def test_a_weight_that_is_a_parameter_of_no_layer_too_is_named():
         def forward(self, x):
             return self.inner(x) @ self.table
 
-    (warning,) = warned(lambda: octavo.quantize_model(Shares(), "mxint8", progress=False))
+    (warning,) = warned(lambda: octavo.quantize_model(SharingRouter(), "mxint8", progress=False))
     assert warning.layers == ("inner.1",) and "inner.1.weight is table, too" in str(warning)
-    assert not warned(lambda: octavo.quantize_model(Shares(), f"mxint8; {warning.rule}", progress=False)(X))
+    assert not warned(lambda: octavo.quantize_model(SharingRouter(), f"mxint8; {warning.rule}", progress=False)(X))
 
 
 def test_paths_that_need_quotes_are_quoted_in_the_rule():
