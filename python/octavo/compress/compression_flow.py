@@ -256,7 +256,8 @@ class Flow:
         if record is None:
             tuned = tuned_beside(
                 self.job.model, point, sensitivity, self.job.batches, methods=methods, output=self.job.output,
-                divergence=self.job.divergence, samples=self.job.samples, parts=parts, progress=False,
+                divergence=self.job.divergence, samples=self.job.samples, parts=parts,
+                kept=lambda recipe: self.bench.kept(recipe, "without those held out of tuning"), progress=False,
             )  # fmt: skip
             steps = [
                 {"method": s.method, "formats": list(s.formats), "loss": s.loss, "kept": s.kept} for s in tuned.steps

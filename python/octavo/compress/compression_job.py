@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,16 @@ from octavo.data.batches import Batches
 from octavo.errors import ConfigError, ModelError
 from octavo.model_folder.stored_tensors import stored_state
 from octavo.nn import QuantLayer
+from octavo.nn.model_copies import deep_copy
 from octavo.nn.tied_weights import Untied
 from octavo.prune import fold_model, prune_model
-from octavo.quant.algorithms.bias import correct_bias_model
-from octavo.quant.apply_recipe import quantize_model, quantized_beside
+from octavo.quant.algorithms.bias import add_to_bias, correct_bias_model
+from octavo.quant.apply_recipe import quantized_beside
 from octavo.quant.pack_layers import pack_model
 from octavo.recipe import Recipe
 from octavo.recipe.sites import model_sites
 from octavo.search.fingerprints import identity_of
+from octavo.search.kept_solutions import KeptSolutions
 from octavo.search.layer_groups import candidates, matching
 from octavo.search.short_training import Training
 from octavo.storage import folders
@@ -123,16 +124,24 @@ class Job:
         vectors = [parameter for parameter in self.model.parameters() if parameter.ndim < 2]
         return stored_bytes(model) - sum(vector.nbytes // 2 for vector in vectors if self.half_vectors)
 
-    def quantized(self, recipe: Recipe, *, corrected: bool = False, to_train: bool = False) -> nn.Module:
+    def quantized(
+        self, recipe: Recipe, *, corrected: bool = False, to_train: bool = False, kept: KeptSolutions | None = None
+    ) -> nn.Module:
         """Return the quantized model of a recipe.
 
         ``corrected``: with biases corrected for what layers lose. ``to_train``: its weights are its own; else those of
-        the float model, which must not be written.
+        the float model, which must not be written. ``kept``: what was solved before, which gets what is solved now.
         """
-        make = partial(quantize_model, progress=False) if to_train else quantized_beside
-        made = make(self.model, recipe, calibration=self.batches, samples=self.samples)
-        if corrected:
-            correct_bias_model(made, self.model, self.batches, samples=self.samples, progress=False)
+        made = quantized_beside(self.model, recipe, calibration=self.batches, samples=self.samples, kept=kept)
+        if to_train:
+            made = deep_copy(made)
+        if corrected and (added := None if kept is None else kept.biases()) is not None:
+            for name, delta in added.items():
+                add_to_bias(made.get_submodule(name), delta)
+        elif corrected:
+            found = correct_bias_model(made, self.model, self.batches, samples=self.samples, progress=False)
+            if kept is not None:
+                kept.add_biases(found.added)
         return made
 
     def build(self, recipe: Recipe) -> nn.Module:

@@ -12,9 +12,11 @@ from octavo.compress.compression_job import Job, packed_model, stored_bytes
 from octavo.compress.compression_options import Goal
 from octavo.compress.compression_trials import Candidate, PeerTrial, Refusal, Trial
 from octavo.errors import OctavoError
+from octavo.recipe import Recipe
 from octavo.search.fingerprints import identity_of
 from octavo.search.forked_workers import measured_by
 from octavo.search.journal import Journal, identity
+from octavo.search.kept_solutions import KeptSolutions
 from octavo.search.layer_sensitivity import Sensitivity
 from octavo.search.measured_costs import latencies, resized
 from octavo.search.measured_latencies import machine
@@ -90,8 +92,15 @@ class Bench:
     def built(self, candidate: Candidate) -> nn.Module:
         """Return the packed model of a candidate, as it is evaluated."""
         if candidate.start is None or candidate.training is None:
-            return packed_model(self.job.quantized(candidate.recipe, corrected=candidate.corrected))
+            kept = self.kept(candidate.recipe)
+            return packed_model(self.job.quantized(candidate.recipe, corrected=candidate.corrected, kept=kept))
         return packed_model(self._trained(candidate.start, candidate.training))
+
+    def kept(self, recipe: Recipe, data: str = "all") -> KeptSolutions:
+        """Return the solved layers of a recipe. ``data``: which of the job's batches they were solved on."""
+        return KeptSolutions(
+            self.journal, {**self.job.identity, "what": "solutions", "recipe": str(recipe), "data": data}
+        )
 
     def peers(self, peers: Sequence[Peer], chosen: Trial, sensitivity: Sensitivity | None) -> list[PeerTrial]:
         """Evaluate the formats of other libraries whose bytes are next to those of a trial, with a header as large."""
@@ -162,7 +171,8 @@ class Bench:
 
     def _trained(self, start: Trial, training: Training) -> nn.Module:
         """Return the trained model of a trial, quantized; a run that was stopped goes on."""
-        model = self.job.quantized(start.recipe, corrected=start.corrected, to_train=True)
+        kept = self.kept(start.recipe)
+        model = self.job.quantized(start.recipe, corrected=start.corrected, to_train=True, kept=kept)
         name = identity(
             {**self.job.identity, "recipe": str(start.recipe), "corrected": start.corrected, **_binding(training)}
         )

@@ -22,6 +22,7 @@ from octavo.recipe.fit import misfit
 from octavo.recipe.rule import KEEP, read_spec
 from octavo.recipe.spec import Calibration, Spec
 from octavo.search.assignment_recipe import to_recipe
+from octavo.search.kept_solutions import KeptSolutions
 from octavo.search.layer_sensitivity import Group, Sensitivity
 from octavo.search.output_divergence import Output, Reader, reader_of
 from octavo.search.pareto_front import Point
@@ -135,7 +136,7 @@ def tune(
     """
     tuned = tuned_beside(
         model, point, sensitivity, batches, methods=methods, parts=parts, output=output, divergence=divergence,
-        samples=samples, progress=progress,
+        samples=samples, kept=lambda recipe: None, progress=progress,
     )  # fmt: skip
     return replace(tuned, model=deep_copy(tuned.model))
 
@@ -151,9 +152,13 @@ def tuned_beside(
     output: Output | None,
     divergence: str | None,
     samples: int | None,
+    kept: Callable[[Recipe], KeptSolutions | None],
     progress: bool | Report,
 ) -> Tuned:
-    """Return what :func:`tune` does, with a model over the memory of the float model's matrices."""
+    """Return what :func:`tune` does, with a model over the memory of the float model's matrices.
+
+    ``kept``: the solved layers of a recipe on the samples that solvers see; None where nothing is kept.
+    """
     for method in methods:
         if method not in METHODS:
             raise ConfigError(f"method {method!r} is none; accepted are {', '.join(METHODS)}")
@@ -167,7 +172,7 @@ def tuned_beside(
 
     def built(choice: Mapping[str, str]) -> nn.Module:
         recipe = to_recipe(choice, sensitivity)
-        return quantized_beside(model, recipe, calibration=solved, samples=None)
+        return quantized_beside(model, recipe, calibration=solved, samples=None, kept=kept(recipe))
 
     called = _called(model, solved)
     first = built(choice)

@@ -193,13 +193,14 @@ def _correct(
             means = walk.run_to(stage, functools.partial(_observed, staged))
             for name, layer in staged.items():
                 if name in means:
-                    added[name] = _add(layer, wanted[name] - means[name].value)
+                    added[name] = add_to_bias(layer, wanted[name] - means[name].value)
                 walk.done(layer)
                 advance()
     return added
 
 
-def _add(layer: nn.Module, delta: Tensor) -> Tensor:
+def add_to_bias(layer: nn.Module, delta: Tensor) -> Tensor:
+    """Add to a layer's bias, made where it has none, and return what was added, in the dtype of its weight."""
     weight, bias = cast("Tensor", layer.weight), cast("Tensor | None", layer.bias)
     delta = delta.to(weight.device, weight.dtype)
     if bias is None:
