@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,11 @@ from octavo.data.batches import call_numbered
 from octavo.data.file_tensors import MOST_HELD, file_tensor
 from octavo.display.progress import Stages
 from octavo.errors import NonFiniteError
+from octavo.nn.model_copies import shared_copy
 from octavo.search.layer_groups import LayerGroup
 from octavo.search.output_divergence import Reader, not_finite
 from octavo.search.rounded_layers import input_of
+from octavo.train.concurrent_batches import in_turn, run_batches
 
 _ROWS = 128  # of outputs that are drawn for at once
 _PART = 1 << 24  # numbers of a weight that are worked on at once
@@ -57,14 +61,23 @@ def fisher_scores(
     generator = torch.Generator().manual_seed(0)
     count = 0
     squares = _Squares(parameters)
-    with _tracked(model, parameters), squares.added(), show.stage("estimating sensitivity", len(batches)) as advance:
-        for number, batch in enumerate(batches):
-            with torch.enable_grad(), _watched(model, groups, inputs, change, loss):
-                rows = reader.rows(call_numbered(model, batch, number), batch)
-                if not bool(torch.isfinite(rows.detach()).all()):
-                    raise NonFiniteError(not_finite(number))
-                rows.backward(_direction(reader, rows.detach(), generator))
-            count += len(rows)
+    copies = _Copies(model, parameters, squares)
+
+    def visit(number: int, batch: Any) -> int:
+        own = copies.of_this_thread()
+        with torch.enable_grad(), _watched(own, groups, inputs, change, loss):
+            rows = reader.rows(call_numbered(own, batch, number), batch)
+            if not bool(torch.isfinite(rows.detach()).all()):
+                raise NonFiniteError(not_finite(number))
+            with in_turn("direction"):
+                direction = _direction(reader, rows.detach(), generator)
+            rows.backward(direction)
+        return len(rows)
+
+    with copies.tracked(), show.stage("estimating sensitivity", len(batches)) as advance:
+        # Squares of changed inputs are summed as they come: batches wait for each other there.
+        for seen in run_batches(model, batches, visit, together=not inputs):
+            count += seen
             advance()
     for place in change:
         loss[place] /= 2 * count
@@ -83,28 +96,18 @@ class _Squares:
 
     def __init__(self, parameters: Mapping[int, Tensor]) -> None:
         """Begin with zeros."""
-        self._parameters = parameters
         nbytes = 8 * sum(parameter.numel() for parameter in parameters.values())
         zeros = torch.zeros if nbytes <= MOST_HELD else file_tensor
         self._sums = {key: zeros((one.numel(),), dtype=torch.float64) for key, one in parameters.items()}
 
-    @contextmanager
-    def added(self) -> Iterator[None]:
-        """Add the gradient of each parameter as soon as a backward pass inside has it, and free it."""
-
-        def add(parameter: Tensor) -> None:
-            assert parameter.grad is not None  # it was just made
-            own = parameter.grad.detach().flatten()
-            for sums, part in zip(self._sums[id(parameter)].split(_PART), own.split(_PART), strict=True):
+    def add(self, key: int, parameter: Tensor) -> None:
+        """Add the gradient of a parameter, or of one that stands for it, and free it."""
+        assert parameter.grad is not None  # it was just made
+        own = parameter.grad.detach().flatten()
+        with in_turn(key):
+            for sums, part in zip(self._sums[key].split(_PART), own.split(_PART), strict=True):
                 sums.add_(part.double().square_())
-            parameter.grad = None
-
-        handles = [one.register_post_accumulate_grad_hook(add) for one in self._parameters.values()]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        parameter.grad = None
 
     def score(self, site: Any, value: Tensor) -> float:
         """Return the sum of squared gradients times squared changes of a weight."""
@@ -132,19 +135,51 @@ def _part_of_direction(reader: Reader, rows: Tensor, generator: torch.Generator)
     return signs * (2 / rows.square().sum(-1, keepdim=True).clamp(min=1e-30)).sqrt()
 
 
-@contextmanager
-def _tracked(model: nn.Module, parameters: Mapping[int, Tensor]) -> Iterator[None]:
-    """Compute gradients of only these parameters, by id, inside; restore the gradients and flags of all afterwards."""
-    before = [(parameter, parameter.requires_grad, parameter.grad) for parameter in model.parameters()]
-    try:
-        for parameter, _, _ in before:
-            parameter.requires_grad_(id(parameter) in parameters)
-            parameter.grad = None
-        yield
-    finally:
-        for parameter, wanted, grad in before:
-            parameter.requires_grad_(wanted)
-            parameter.grad = grad
+class _Copies:
+    """The model, and for each further thread a copy over the same memory, whose gradients are its own."""
+
+    def __init__(self, model: nn.Module, parameters: Mapping[int, Tensor], squares: _Squares) -> None:
+        self._model, self._parameters, self._squares = model, parameters, squares
+        self._of_threads: dict[int, nn.Module] = {threading.get_ident(): model}
+        self._making = threading.Lock()
+        self._stack = ExitStack()
+
+    @contextmanager
+    def tracked(self) -> Iterator[None]:
+        """Take the gradients of the parameters as soon as backward passes inside have them."""
+        with self._stack:
+            self._stack.enter_context(self._taking(self._model))
+            yield
+
+    def of_this_thread(self) -> nn.Module:
+        """Return the model of the thread that asks."""
+        with self._making:
+            thread = threading.get_ident()
+            if thread not in self._of_threads:
+                made = self._of_threads[thread] = shared_copy(self._model)
+                self._stack.enter_context(self._taking(made))
+            return self._of_threads[thread]
+
+    @contextmanager
+    def _taking(self, model: nn.Module) -> Iterator[None]:
+        """Compute gradients of only these parameters inside; restore the gradients and flags of all afterwards."""
+        pairs = list(zip(self._model.parameters(), model.parameters(), strict=True))
+        before = [(own, own.requires_grad, own.grad) for _, own in pairs]
+        handles = []
+        try:
+            for parameter, own in pairs:
+                own.requires_grad_(id(parameter) in self._parameters)
+                own.grad = None
+                if id(parameter) in self._parameters:
+                    add = partial(self._squares.add, id(parameter))
+                    handles.append(own.register_post_accumulate_grad_hook(add))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for own, wanted, grad in before:
+                own.requires_grad_(wanted)
+                own.grad = grad
 
 
 @contextmanager
