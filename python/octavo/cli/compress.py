@@ -87,7 +87,17 @@ def run(
     prune: Annotated[
         float | None, typer.Option(metavar="SHARE", help="First set this share of the weights to 0, by magnitude.")
     ] = None,
-    fast: Annotated[bool, typer.Option("--fast", help="One backward pass, and the chosen point alone.")] = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="One backward pass, the chosen point alone, and fewer tokens.")
+    ] = False,
+    sensitivity: Annotated[
+        str,
+        typer.Option(
+            metavar="METHOD",
+            help="divergence (one layer in one format at a time), fisher (one backward pass), or auto: the first "
+            "unless it takes too long.",
+        ),
+    ] = "auto",
     train: Annotated[
         bool, typer.Option("--train", help="Train the best model through its formats for a short time.")
     ] = False,
@@ -162,6 +172,7 @@ def run(
         formats=None if formats is None else tuple(map(spec_text, parse_formats(formats, read_spec))),
         recipe=None if recipe is None else read_recipe(recipe),
         fast=fast,
+        sensitivity=sensitivity,
         share=tuple(share or ()),
         exclude=tuple(exclude or ()),
         prune=prune,
@@ -173,7 +184,7 @@ def run(
         journal=journal,
     )
     _check_out(model, out, force=force)
-    job = named_job(model, data, test, lines=lines, reading=Reading(field, samples, tokens), untie=untie)
+    job = named_job(model, data, test, lines=lines, reading=Reading(field, samples, tokens, short=fast), untie=untie)
     with _progress() as tell:
         result = run_job(job, options, tell=tell, command=_command())
     result.save(out, overwrite=force)

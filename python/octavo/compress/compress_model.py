@@ -103,6 +103,7 @@ def compress_model(
     formats: Sequence[str] = FORMATS,
     recipe: Any = None,
     fast: bool = False,
+    sensitivity: str = "auto",
     share: Sequence[str] = (),
     exclude: Sequence[str] = (),
     tokenizer: Any = None,
@@ -141,6 +142,8 @@ def compress_model(
         formats: candidates. ``nf4@gptq`` is measured as GPTQ makes it, which takes longer and chooses better.
         recipe: a Recipe, its text or file; nothing is searched then, and without a goal none is judged.
         fast: one backward pass instead of one layer after the other, and no points beside the chosen one.
+        sensitivity: ``divergence``, one layer in one format at a time; ``fisher``, an estimate from one backward pass;
+            or ``auto``, the first unless it takes too long.
         share: selectors of layers that get one format together.
         exclude: selectors of layers that stay float.
         tokenizer: of transformers, for ``data`` of texts.
@@ -178,6 +181,7 @@ def compress_model(
         formats=tuple(formats),
         recipe=None if recipe is None else Recipe.of(recipe),
         fast=fast,
+        sensitivity=sensitivity,
         share=tuple(share),
         exclude=tuple(exclude),
         train=bool(train),

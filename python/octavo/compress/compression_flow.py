@@ -143,7 +143,7 @@ class Flow:
             self.formats,
             share=self.options.share,
             exclude=self.options.exclude,
-            method="fisher" if self.options.fast else "divergence",
+            method="fisher" if self.options.fast else self.options.sensitivity,
             output=self.job.output,
             divergence=self.job.divergence,
             samples=self.job.samples,

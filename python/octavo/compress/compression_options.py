@@ -13,6 +13,7 @@ from octavo.recipe import Recipe
 from octavo.recipe.rule import Rule
 from octavo.recipe.sites import model_sites
 from octavo.search.forked_workers import check_workers
+from octavo.search.measured_divergences import METHODS
 from octavo.search.peers import Peer
 from octavo.storage.arguments import is_finite
 
@@ -114,7 +115,8 @@ class Options:
     """Everything about a compression but its model and data, as :func:`octavo.compress_model` takes it.
 
     ``formats``: candidates of every layer; None: those of the job. ``recipe``: nothing is searched, this is packed.
-    ``fast``: sensitivities of one backward pass, and the chosen point alone. ``share``, ``exclude``: selectors of
+    ``fast``: sensitivities of one backward pass, and the chosen point alone. ``sensitivity``: how they are measured
+    otherwise, as :func:`octavo.search.measure_sensitivity` takes it. ``share``, ``exclude``: selectors of
     layers with one format together, and of layers that stay as is. ``prune``: the share of the weights that are set to
     0 first. ``train``: train the best model through its formats, ``train_steps`` updates; None: as many as the job
     takes. ``workers``: processes that measure. ``peers``: formats of other libraries, evaluated beside the model.
@@ -126,6 +128,7 @@ class Options:
     formats: tuple[str, ...] | None = None
     recipe: Recipe | None = None
     fast: bool = False
+    sensitivity: str = "auto"
     share: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     prune: float | None = None
@@ -144,6 +147,8 @@ class Options:
             raise ConfigError("the recipe has no rules; give one, such as 'mxint8'")
         if self.prune is not None and not 0 < self.prune < 1:
             raise SettingError(f"prune is {self.prune:g}; accepted are shares above 0 and below 1")
+        if self.sensitivity not in METHODS:
+            raise SettingError(f"sensitivity is {self.sensitivity!r}; accepted are {', '.join(METHODS)}")
         check_workers(self.workers)
 
 

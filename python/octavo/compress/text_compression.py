@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from dataclasses import field as described
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
@@ -54,6 +55,7 @@ _BATCH = 32
 _MOST_TOKENS = 1 << 20
 _TASKS = {"embeddings": "text encoder", "classifier": "classifier of texts", "language": "language model"}
 _WINDOW, _SENTENCES, _VALIDATION, _TEST = 64, 32, 16_384, 65_536
+_SHORT_VALIDATION, _SHORT_TEST = 8_192, 16_384
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,14 @@ class Reading:
     """How files of texts are read, and how much of them calibrates.
 
     ``field``: field of the text in JSON objects. ``samples``: most texts that calibrate, windows of a language model.
-    ``tokens``: of a window, and of a text at most. None: as usual. Raises SettingError for sizes below 1.
+    ``tokens``: of a window, and of a text at most. None: as usual. ``short``: fewer tokens of a plain text choose and
+    are reported. Raises SettingError for sizes below 1.
     """
 
     field: str | None = None
     samples: int | None = None
     tokens: int | None = None
+    short: bool = described(default=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check the sizes."""
@@ -158,8 +162,8 @@ def text_job(
 
 
 _Row = TypeVar("_Row")
-# Calls that guard one of the many measurements that choose; those that are reported have all.
-_GUARD = 8
+# Calls that guard one of the many measurements that choose; those that are reported have all, or so many.
+_GUARD, _SHORT_GUARD = 8, 4
 # Validation texts, and tokens of a language model, on which divergences are measured.
 _HELD_TEXTS, _HELD_TOKENS = 128, 2048
 # What makes batches with what they are trained to, the loss of one, and what it is, for people.
@@ -250,10 +254,12 @@ def _language(opened: TextModel, data: Path, test: Path | None, reading: Reading
         if windows == reading.calibrated:
             break
     rows = window_batches(cut, tokens, opened.argument, 8)
-    choosing = min(_VALIDATION, (len(ids) - calibrating) // (1 if test else 2))
+    most, reports = (_SHORT_VALIDATION, _SHORT_TEST) if reading.short else (_VALIDATION, _TEST)
+    guard, last_guard = (_SHORT_GUARD, _GUARD) if reading.short else (_GUARD, None)
+    choosing = min(most, (len(ids) - calibrating) // (1 if test else 2))
     chosen = ids[calibrating : calibrating + choosing]
     reported = (ids[calibrating + choosing :] if test is None else _stream(_documents(opened, test, reading), end))[
-        :_TEST
+        :reports
     ]
     source = f"tokens of {data.name}, from its beginning, in {windows:,} windows of {tokens:,}"
     facts = (
@@ -263,8 +269,8 @@ def _language(opened: TextModel, data: Path, test: Path | None, reading: Reading
     )
     return (
         rows,
-        lambda model: evaluate(model, chosen, context=context, guard_calls=_GUARD),
-        lambda model: evaluate(model, reported, context=context),
+        lambda model: evaluate(model, chosen, context=context, guard_calls=guard),
+        lambda model: evaluate(model, reported, context=context, guard_calls=last_guard),
         f"perplexity, windows of {context} tokens, each token predicted once",
         facts,
         None,  # its values are of tokens

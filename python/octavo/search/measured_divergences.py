@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from octavo.data.batches import Batches, call_numbered
+from octavo.data.batches import Batches, call_numbered, samples_of
 from octavo.display.progress import Report, Stages
 from octavo.errors import ConfigError
 from octavo.graph.tensor_statistics import Statistics
@@ -38,7 +38,9 @@ from octavo.storage.arguments import checks_arguments
 from octavo.tensors.formats import Format
 from octavo.train.unpadded_samples import unpadded
 
-METHODS = ("divergence", "fisher")
+METHODS = ("divergence", "fisher", "auto")
+#: Multiply-adds of isolated divergences beyond which ``auto`` estimates: minutes on two cores.
+MOST_MACS = 3 * 10**13
 _SCALE_BYTES = 4  # bytes of a static scale, stored beside the text of its format
 
 
@@ -75,7 +77,7 @@ def measure_sensitivity(
         share: selectors of layers that form one group.
         exclude: selectors of layers that are not quantized.
         method: ``divergence``; or ``fisher``, an estimate from one backward pass per batch, instead of a forward pass
-            for each group and format.
+            for each group and format; or ``auto``: ``divergence`` unless its passes take too many multiply-adds.
         output: function of the model's output and the batch that returns the vectors to compare, ``[rows, channels]``.
         divergence: ``kl``, relative entropy of scores; ``cosine``, 1 - cosine of embeddings; or ``mse``. Default: by
             the model's outputs.
@@ -115,7 +117,12 @@ def measure_sensitivity(
     refuse_meta(model, "measure_sensitivity")
     data = list(unpadded(model, Batches(batches, samples)))
     groups = find_groups(model, data[0], roles, share, exclude)
-    show = Stages(progress)
+    show, notes = Stages(progress), []
+    if method == "auto":
+        macs = _macs(groups, data, len(specs))
+        method = "divergence" if macs <= MOST_MACS else "fisher"
+        if method == "fisher":
+            notes = [f"estimated by one backward pass: isolated divergences would take {macs:.1e} multiply-adds"]
     with undisturbed(model):
         if journal is not None and method != "fisher" and not subject:
             known = identity_of(model=model, data=data, output=output)
@@ -137,8 +144,14 @@ def measure_sensitivity(
         divergence=run.reader.kind,
         method=method,
         kept=groups.kept,
-        notes=(*groups.notes, *run.notes, *_without_effect(groups, loss)),
+        notes=(*notes, *groups.notes, *run.notes, *_without_effect(groups, loss)),
     )
+
+
+def _macs(groups: ModelGroups, data: Sequence[Any], formats: int) -> float:
+    """Return the multiply-adds of isolated divergences: each of a pass through half of the model."""
+    one = sum(group.group.macs for group in groups.groups if group.group.role == "weight")
+    return one * sum(max(samples_of(batch), 1) for batch in data) * len(groups.groups) * formats / 2
 
 
 def _specs(formats: Iterable[str | Format | Spec]) -> list[Spec]:

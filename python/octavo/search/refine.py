@@ -29,6 +29,7 @@ from octavo.search.pareto_front import Point
 from octavo.search.rounded_layers import simulated
 from octavo.search.solver_parts import parts_of, swapped_parts
 from octavo.storage.arguments import checks_arguments
+from octavo.train.concurrent_batches import in_turn, run_batches
 from octavo.train.unpadded_samples import parted
 
 if TYPE_CHECKING:
@@ -337,22 +338,28 @@ def judge(
     model: nn.Module, batches: Sequence[Any], output: Output | None, divergence: str | None
 ) -> Callable[[nn.Module], float]:
     """Return a function that gives the mean divergence of another model from ``model`` on batches."""
-    reader = Reader("kl")
+    readers: list[Reader] = []
     references, count = KeptTrees(), 0
+
+    def refer(number: int, batch: Any) -> int:
+        result = call_numbered(model, batch, number)
+        with in_turn("references"):
+            if not readers:
+                readers.append(reader_of(result, batch, output, divergence))
+            rows = readers[0].rows(result, batch)
+            references.append(readers[0].reference(rows, narrow=references.is_full(rows.nbytes)))
+        return len(rows)
+
     with undisturbed(model):
-        for number, batch in enumerate(batches):
-            result = call_numbered(model, batch, number)
-            reader = reader_of(result, batch, output, divergence) if not number else reader
-            rows = reader.rows(result, batch)
-            references.append(reader.reference(rows, narrow=references.is_full(rows.nbytes)))
-            count += len(rows)
+        for seen in run_batches(model, batches, refer):
+            count += seen
 
     def loss_of(other: nn.Module) -> float:
+        def loss(number: int, batch: Any) -> float:
+            return readers[0].sum(references[number], readers[0].rows(call_numbered(other, batch, number), batch))
+
         with undisturbed(other):
-            total = sum(
-                reader.sum(references[number], reader.rows(call_numbered(other, batch, number), batch))
-                for number, batch in enumerate(batches)
-            )
+            total = sum(run_batches(other, batches, loss))
         return total / max(count, 1)
 
     return loss_of
