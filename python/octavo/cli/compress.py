@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -148,6 +146,8 @@ def run(
     from octavo.compress.compression_options import Goal, Options
     from octavo.compress.named_jobs import named_job
     from octavo.compress.text_compression import Reading
+    from octavo.display.console import console
+    from octavo.display.progress import paced_milestones
     from octavo.recipe.rule import read_spec, spec_text
     from octavo.search.peer_formats import peers as peer_formats
     from octavo.tensors.formats import parse_formats
@@ -185,29 +185,11 @@ def run(
     )
     _check_out(model, out, force=force)
     job = named_job(model, data, test, lines=lines, reading=Reading(field, samples, tokens, short=fast), untie=untie)
-    with _progress() as tell:
+    with paced_milestones(console(stderr=True)) as tell:
         result = run_job(job, options, tell=tell, command=_command())
     result.save(out, overwrite=force)
     shutil.rmtree(journal, ignore_errors=True)
     _show(result.report, model, out, json)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, float], None]]:
-    """Give a function that shows what is done; in a file each step is one line."""
-    from octavo.display.console import console
-    from octavo.display.progress import milestones
-
-    last = ""
-    with milestones(console(stderr=True)) as show:
-
-        def tell(text: str, share: float) -> None:
-            nonlocal last
-            if text != last or sys.stderr.isatty():
-                show(text, share)
-            last = text
-
-        yield tell
 
 
 def _command() -> str:

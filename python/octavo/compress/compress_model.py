@@ -17,6 +17,7 @@ from octavo.compress.compression_job import FORMATS, DataFacts, Job, Quality, ch
 from octavo.compress.compression_options import Goal, Options, canonical, with_lookups
 from octavo.compress.compression_trials import Evidence
 from octavo.compress.trial_bench import Bench, Tell
+from octavo.compress.work_plan import WorkPlan
 from octavo.data.batches import Batches, call_numbered, samples_of
 from octavo.display.progress import Report
 from octavo.errors import ConfigError
@@ -266,10 +267,10 @@ def run_job(job: Job, options: Options, *, tell: Tell, command: str | None = Non
         journal = stack.enter_context(Journal(folder))
         bench = Bench(job, options.goal, journal, tell, options.workers)
         evidence = Flow(bench, options, formats, sizes, training).run()
-        tell("packing the chosen model", 0.94)
+        tell("packing the chosen model", bench.plan.share("packing"))
         packed = bench.built(evidence.chosen)
-        size, tested, changed = _final(job, packed, tell, stack)
-        tell("writing the report", 0.99)
+        size, tested, changed = _final(job, packed, tell, bench.plan, stack)
+        tell("writing the report", 1.0)
         report = report_of(
             job, options.goal, evidence, packed, file_bytes=size, tested=tested, changed=changed, command=command
         )  # fmt: skip
@@ -277,7 +278,7 @@ def run_job(job: Job, options: Options, *, tell: Tell, command: str | None = Non
 
 
 def _final(
-    job: Job, packed: nn.Module, tell: Tell, stack: ExitStack
+    job: Job, packed: nn.Module, tell: Tell, plan: WorkPlan, stack: ExitStack
 ) -> tuple[int, tuple[Measurement, Measurement] | None, dict[str, Any] | None]:
     """Write the model once to know its file, and open the test data, once, for the float and the packed model.
 
@@ -287,9 +288,9 @@ def _final(
     size = job.write(packed, folder).stat().st_size
     if job.test is None:
         return size, None, None
-    tell("testing the float model", 0.95)
+    tell("testing the float model", plan.share("test"))
     before = job.test(job.model)
-    tell("testing the packed model", 0.97)
+    tell("testing the packed model", plan.share("test", 0.5))
     read = packed if job.read is None else job.read(folder)
     tested = before, job.test(read)
     return size, tested, None if job.examples is None else changed_examples(job.examples, job.model, read, *tested)

@@ -16,13 +16,16 @@ from octavo.compress.compression_trials import Candidate, Evidence, Refusal, Sea
 from octavo.compress.file_sizes import FileSizes
 from octavo.compress.trial_bench import Bench
 from octavo.compress.trial_choice import Choice
+from octavo.compress.work_plan import WorkPlan, passes_of, solving
 from octavo.errors import ConfigError
 from octavo.quant.algorithms.bias import has_biases
 from octavo.recipe import Recipe
 from octavo.recipe.rule import KEEP, read_spec
+from octavo.recipe.sites import is_default
 from octavo.search.allocation import allocate
 from octavo.search.assignment_recipe import to_recipe
 from octavo.search.bounded_front import bounded_front
+from octavo.search.fisher_scores import ESTIMATING
 from octavo.search.journal import identity
 from octavo.search.latency_table import LatencyTable
 from octavo.search.layer_sensitivity import Sensitivity
@@ -67,11 +70,13 @@ class Flow:
         """
         self.sizes = sizes
         self.bench, self.options, self.formats, self.training = bench, options, formats, training
-        self.job, self.goal, self.tell, self.clock = bench.job, options.goal, bench.tell, StepClock()
+        self.job, self.goal, self.clock = bench.job, options.goal, StepClock()
+        self._isolated = not options.fast and options.sensitivity != "fisher"
+        bench.plan = self._plan()
 
     def run(self) -> Evidence:
         """Choose a format for every layer, or take the given recipe, correct biases, train, and choose the best."""
-        self.tell("measuring the float model", 0.02)
+        self._tell("measuring the float model", "float model")
         with self.clock.step("float model"):
             before = self.bench.float_quality()
         choice = Choice(self.goal, before, sum(parameter.numel() for parameter in self.job.model.parameters()))
@@ -98,6 +103,30 @@ class Flow:
             training=self.training,
             peers=tuple(peers),
             seconds=self.clock.seconds,
+        )
+
+    def _tell(self, text: str, step: str, fraction: float = 0.0) -> None:
+        self.bench.tell(text, self.bench.plan.share(step, fraction))
+
+    def _plan(self) -> WorkPlan:
+        """Estimate what the steps cost, before any was taken."""
+        options, evaluation = self.options, passes_of(self.job.data, "validation")
+        searches, fast = options.recipe is None, options.fast
+        layers = sum(1 for module in self.job.model.modules() if is_default(module))
+        tuned = solving(1 if fast else len(SOLVERS), FAST_PARTS if fast else PARTS, 0.25)
+        steps = 0 if self.training is None else self.training.config.steps
+        return WorkPlan(
+            {
+                "float model": evaluation,
+                "sensitivity": searches * (1 + layers * len(self.formats) / 2 if self._isolated else 4.0),
+                "verification": evaluation * (VERIFIED + UNIFORM if searches and not fast else 1),
+                "tuning": searches * (tuned + 4 + evaluation),
+                "biases": (4 + evaluation) * has_biases(self.job.model),
+                "training": 3 * steps / max(len(self.job.batches), 1),
+                "peers": evaluation * len(options.peers),
+                "packing": 0.5,
+                "test": 2 * passes_of(self.job.data, "test") * (self.job.test is not None),
+            }
         )
 
     # --- steps ------------------------------------------------------------------------------------------------------
@@ -135,7 +164,10 @@ class Flow:
 
     def _sensitivity(self) -> Sensitivity:
         def progress(stage: str, done: int, total: int) -> None:
-            self.tell(f"sensitivity: {stage}", 0.05 + 0.5 * done / max(total, 1))
+            if self._isolated and stage == ESTIMATING:
+                self._isolated = False
+                self.bench.plan = self._plan()
+            self._tell(f"sensitivity: {stage}", "sensitivity", done / max(total, 1))
 
         measured = measure_sensitivity(
             self.job.model,
@@ -157,7 +189,7 @@ class Flow:
         return replace(measured, nbytes=nbytes, fixed_nbytes=fixed)
 
     def _bound(self, seconds: float, sensitivity: Sensitivity) -> LatencyBound:
-        self.tell("measuring latencies of layers", 0.54)
+        self._tell("measuring latencies of layers", "latencies")
         with self.clock.step("latencies of layers"):
             latencies = measure_latency(
                 self.job.model, self.bench.samples, sensitivity, table=self.bench.journal, progress=False
@@ -213,7 +245,7 @@ class Flow:
             return Candidate(series="front", label=f"{bits:.2f} bits", recipe=recipe, point=point)
 
         def tell(label: str) -> None:
-            self.tell(f"verifying {label}", 0.55 + 0.2 * (done + len(_trials(outcomes))) / count)
+            self._tell(f"verifying {label}", "verification", (done + len(_trials(outcomes))) / count)
 
         def loss(candidate: Candidate) -> float:
             tell(candidate.label)
@@ -234,7 +266,7 @@ class Flow:
         tunings = []
         for base in bases:
             if base.point is not None:
-                self.tell(f"tuning {base.label}", 0.78)
+                self._tell(f"tuning {base.label}", "tuning")
                 recipe, solvers, tuning = self._tuning(base.point, sensitivity)
                 tunings.append(tuning)
                 if solvers:
@@ -253,11 +285,15 @@ class Flow:
             "methods": list(methods), "parts": parts, "choice": dict(sorted(point.choice.items())),
         }  # fmt: skip
         record = journal.find(settings, "row")
+
+        def progress(stage: str, done: int, total: int) -> None:
+            self._tell(f"tuning: {stage}", "tuning", done / max(total, 1))
+
         if record is None:
             tuned = tuned_beside(
                 self.job.model, point, sensitivity, self.job.batches, methods=methods, output=self.job.output,
                 divergence=self.job.divergence, samples=self.job.samples, parts=parts,
-                kept=lambda recipe: self.bench.kept(recipe, "without those held out of tuning"), progress=False,
+                kept=lambda recipe: self.bench.kept(recipe, "without those held out of tuning"), progress=progress,
             )  # fmt: skip
             steps = [
                 {"method": s.method, "formats": list(s.formats), "loss": s.loss, "kept": s.kept} for s in tuned.steps
@@ -280,7 +316,7 @@ class Flow:
             return outcomes
         with self.clock.step("tuning"):
             for base in bases:
-                self.tell(f"correcting biases, {base.label}", 0.81)
+                self._tell(f"correcting biases, {base.label}", "biases")
                 outcomes.append(
                     self.bench.attempt(
                         Candidate(

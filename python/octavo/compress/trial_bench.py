@@ -11,6 +11,7 @@ from torch import nn
 from octavo.compress.compression_job import Job, packed_model, stored_bytes
 from octavo.compress.compression_options import Goal
 from octavo.compress.compression_trials import Candidate, PeerTrial, Refusal, Trial
+from octavo.compress.work_plan import WorkPlan
 from octavo.errors import OctavoError
 from octavo.recipe import Recipe
 from octavo.search.fingerprints import identity_of
@@ -34,6 +35,7 @@ class Bench:
     def __init__(self, job: Job, goal: Goal, journal: Journal, tell: Tell, workers: int) -> None:
         """Take the parts. ``workers``: processes that measure candidates ahead."""
         self.job, self.goal, self.journal, self.tell, self.workers = job, goal, journal, tell, workers
+        self.plan = WorkPlan({})
 
     @cache  # noqa: B019 # a bench lives as long as its compression
     def _divergence(self) -> Callable[[nn.Module], float] | None:
@@ -75,7 +77,7 @@ class Bench:
             return
         by_recipe = {str(candidate.recipe): candidate for candidate in candidates}
         missing = [text for text, candidate in by_recipe.items() if self._find(candidate) is None]
-        self.tell(f"verifying {len(missing)} points in {self.workers} processes", 0.55)
+        self._tell(f"verifying {len(missing)} points in {self.workers} processes", "verification")
         self._divergence()  # runs the float model once, before this process forks
 
         def row(text: str) -> dict[str, Any] | None:
@@ -112,7 +114,7 @@ class Bench:
 
         saved = stored_bytes(self.job.model) - self.job.tensor_bytes(self.job.model)
         for peer, size in nearest(self.job.model, peers, chosen.tensor_bytes + saved, tensors):
-            self.tell(f"evaluating {peer.label}", 0.93)
+            self._tell(f"evaluating {peer.label}", "peers")
             settings = {
                 **self.job.identity, "what": "peer", "peer": peer.label, "tensors": tensors,
                 **identity_of(how=peer).digests,
@@ -120,6 +122,9 @@ class Bench:
             quality = self._quality(settings, partial(quality_of, peer))
             trials.append(PeerTrial(peer.label, size - saved + chosen.nbytes - chosen.tensor_bytes, quality))
         return trials
+
+    def _tell(self, text: str, step: str, fraction: float = 0.0) -> None:
+        self.tell(text, self.plan.share(step, fraction))
 
     # --- the journal ------------------------------------------------------------------------------------------------
 
@@ -179,7 +184,7 @@ class Bench:
         steps = training.config.steps
 
         def advance(step: int) -> None:
-            self.tell(f"training {start.label}: update {step + 1} of {steps}", 0.82 + 0.11 * step / steps)
+            self._tell(f"training {start.label}: update {step + 1} of {steps}", "training", step / steps)
 
         train_short(model, training, self.journal.path.parent / f"trained-{name[:16]}", advance)
         return model

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -27,9 +29,10 @@ class Bar:
     """
 
     def __init__(
-        self, label: str = "", total: float | None = None, *, unit: Unit = "parts", done: float = 0, kept: bool = False
-    ) -> None:
-        """Appear."""
+        self, label: str = "", total: float | None = None, *, unit: Unit = "parts", done: float = 0, kept: bool = False,
+        tells_time: bool = True,
+    ) -> None:  # fmt: skip
+        """Appear. ``tells_time``: with the remaining time, by the parts before."""
         self._bar: RichProgress | None = None
         if not sys.stderr.isatty():
             return
@@ -48,7 +51,7 @@ class Bar:
             *((TextColumn("{task.description}", markup=False),) if label else ()),
             BarColumn(bar_width=24),
             measure(),
-            TimeRemainingColumn(),
+            *((TimeRemainingColumn(),) if tells_time else ()),
             TextColumn("{task.fields[text]}", markup=False),
             console=console(stderr=True),
             transient=not kept,
@@ -110,6 +113,79 @@ def milestones(errors: Console) -> Iterator[Callable[..., None]]:
                 errors.print(text)
 
         yield tell
+
+
+@contextmanager
+def paced_milestones(errors: Console) -> Iterator[Callable[[str, float], None]]:
+    """Show the state of long work with share, remaining time and memory: yields ``tell(text, share)``.
+
+    Elsewhere than on a terminal each new text is a line, and so is every twentieth of the work.
+    """
+    pace, last = Pace(), ("", 0)
+    with Bar("", 1.0, unit="share", tells_time=False) as bar:
+
+        def tell(text: str, share: float) -> None:
+            nonlocal last
+            facts = ", ".join(one for one in (remaining_text(pace.left(share)), memory_text()) if one)
+            told = f"{text} ({facts})" if facts else text
+            if bar.is_shown:
+                bar.move(share, text=told)
+            elif (text, int(20 * share)) != last:
+                errors.print(f"{share:4.0%} {told}", soft_wrap=True)
+            last = text, int(20 * share)
+
+        yield tell
+
+
+class Pace:
+    """Estimates the time that is left from the shares of work that were told, and when.
+
+    What takes no time, because it was kept from an earlier run, counts for nothing.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin now."""
+        self._clock = clock
+        self._share, self._time = 0.0, clock()
+        self._worked, self._seconds = 0.0, 0.0
+
+    def left(self, share: float) -> float | None:
+        """Return the seconds that are left when so much is done; None while a twentieth was not worked for yet."""
+        now = self._clock()
+        step, seconds = share - self._share, now - self._time
+        usual = self._seconds / self._worked if self._worked else 0.0
+        if step > 0 and seconds > _NO_TIME * usual * step:
+            self._worked += step
+            self._seconds += seconds
+            self._share, self._time = share, now
+        elif step > 0:
+            self._share, self._time = share, now
+        if self._worked < _FIRST:
+            return None
+        return self._seconds / self._worked * (1 - share)
+
+
+# Of its usual time, what takes less was kept from before; and the share of the work that shows how long it takes.
+_NO_TIME, _FIRST = 0.02, 0.05
+
+
+def remaining_text(seconds: float | None) -> str:
+    """Return a remaining time as people say it; nothing where it is not known."""
+    if seconds is None:
+        return ""
+    if seconds < 90:
+        return f"{max(round(seconds / 5) * 5, 5)} s left"
+    return f"{round(seconds / 60)} min left" if seconds < 5400 else f"{seconds / 3600:.1f} h left"
+
+
+def memory_text() -> str:
+    """Return the memory of this process, mapped files aside; nothing where the system does not say."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return ""
+    lines = [line.split() for line in status.splitlines() if line.startswith("RssAnon:")]
+    return f"{int(lines[0][1]) / 1e6:.1f} GB" if lines else ""
 
 
 @contextmanager

@@ -27,6 +27,9 @@ from octavo.train.concurrent_batches import in_turn, run_batches
 _ROWS = 128  # of outputs that are drawn for at once
 _PART = 1 << 24  # numbers of a weight that are worked on at once
 
+#: The stage of the backward passes, for progress.
+ESTIMATING = "estimating sensitivity"
+
 Rounded = Callable[[LayerGroup, Any], dict[Any, Any] | None]
 
 
@@ -74,7 +77,7 @@ def fisher_scores(
             rows.backward(direction)
         return len(rows)
 
-    with copies.tracked(), show.stage("estimating sensitivity", len(batches)) as advance:
+    with copies.tracked(), show.stage(ESTIMATING, len(batches)) as advance:
         # Squares of changed inputs are summed as they come: batches wait for each other there.
         for seen in run_batches(model, batches, visit, together=not inputs):
             count += seen
