@@ -14,9 +14,10 @@ from typing import Any
 from octavo.compress.compression_options import Options
 from octavo.compress.compression_trials import Candidate, Evidence, Refusal, Search, StepClock, Trial
 from octavo.compress.file_sizes import FileSizes
-from octavo.compress.trial_bench import Bench
+from octavo.compress.trial_bench import HELD_OUT, Bench
 from octavo.compress.trial_choice import Choice
 from octavo.compress.work_plan import WorkPlan, passes_of, solving
+from octavo.data.batches import Batches, samples_of, tensors_in
 from octavo.errors import ConfigError
 from octavo.quant.algorithms.bias import has_biases
 from octavo.recipe import Recipe
@@ -32,7 +33,7 @@ from octavo.search.layer_sensitivity import Sensitivity
 from octavo.search.measured_divergences import measure_sensitivity
 from octavo.search.measured_latencies import measure_latency
 from octavo.search.pareto_front import Front, Point
-from octavo.search.refine import tuned_beside
+from octavo.search.refine import solved_on, tuned_beside
 from octavo.search.short_training import Training
 from octavo.search.verification import Verification, verify
 
@@ -48,6 +49,9 @@ _NAMES = {"gptq": "GPTQ", "hqq": "HQQ", "rounding": "plain rounding"}
 _NEAR = 0.9
 # Rounds that look for faster points where all of them were slower than predicted.
 _CORRECTIONS = 2
+
+# Parameters of a model whose passes take long; the ids that its sensitivities are then measured on, and the samples.
+_LARGE, _IDS, _FEWEST = 1 << 25, 4096, 16
 
 #: Trials in the order in which they were measured, and candidates that could not be.
 Outcomes = list[Trial | Refusal]
@@ -157,6 +161,9 @@ class Flow:
                         break
                     further, rows = self._verify(sensitivity, self._faster(front, outcomes, bound.nbytes), [], outcomes)
                     outcomes, verification = outcomes + further, _joined(verification, rows)
+        if fast and self._is_large():
+            # Solving takes longest here, and is done once: on what tuning does not judge on.
+            self.bench.solving = Batches(solved_on(self.job.model, self.job.batches, self.job.samples))
         with self.clock.step("tuning"):
             tuned_trials, tuned = self._tune(choice.bases(_trials(outcomes), TUNED), sensitivity)
         latencies = None if bound is None else bound.latencies
@@ -178,7 +185,7 @@ class Flow:
             method="fisher" if self.options.fast else self.options.sensitivity,
             output=self.job.output,
             divergence=self.job.divergence,
-            samples=self.job.samples,
+            samples=self._most_samples(),
             workers=self.options.workers,
             journal=self.bench.journal,
             subject=identity(self.job.identity),
@@ -187,6 +194,18 @@ class Flow:
         assert self.sizes is not None  # a search has them
         nbytes, fixed = self.sizes.of(measured)
         return replace(measured, nbytes=nbytes, fixed_nbytes=fixed)
+
+    def _is_large(self) -> bool:
+        return sum(one.numel() for one in self.job.model.parameters()) >= _LARGE
+
+    def _most_samples(self) -> int:
+        """Return the samples that sensitivities are measured on: fewer of a large model that is compressed fast."""
+        batch = next(iter(self.job.batches))
+        if not self.options.fast or not self._is_large():
+            return self.job.samples
+        ids = max((leaf.numel() for leaf in tensors_in(batch) if not leaf.is_floating_point()), default=1)
+        length = max(ids // max(samples_of(batch), 1), 1)
+        return min(self.job.samples, max(_IDS // length, _FEWEST))
 
     def _bound(self, seconds: float, sensitivity: Sensitivity) -> LatencyBound:
         self._tell("measuring latencies of layers", "latencies")
@@ -293,7 +312,7 @@ class Flow:
             tuned = tuned_beside(
                 self.job.model, point, sensitivity, self.job.batches, methods=methods, output=self.job.output,
                 divergence=self.job.divergence, samples=self.job.samples, parts=parts,
-                kept=lambda recipe: self.bench.kept(recipe, "without those held out of tuning"), progress=progress,
+                kept=lambda recipe: self.bench.kept(recipe, HELD_OUT), progress=progress,
             )  # fmt: skip
             steps = [
                 {"method": s.method, "formats": list(s.formats), "loss": s.loss, "kept": s.kept} for s in tuned.steps

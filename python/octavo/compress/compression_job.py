@@ -125,21 +125,29 @@ class Job:
         return stored_bytes(model) - sum(vector.nbytes // 2 for vector in vectors if self.half_vectors)
 
     def quantized(
-        self, recipe: Recipe, *, corrected: bool = False, to_train: bool = False, kept: KeptSolutions | None = None
+        self,
+        recipe: Recipe,
+        *,
+        corrected: bool = False,
+        to_train: bool = False,
+        kept: KeptSolutions | None = None,
+        batches: Batches | None = None,
     ) -> nn.Module:
         """Return the quantized model of a recipe.
 
         ``corrected``: with biases corrected for what layers lose. ``to_train``: its weights are its own; else those of
         the float model, which must not be written. ``kept``: what was solved before, which gets what is solved now.
+        ``batches``: in place of all calibration data.
         """
-        made = quantized_beside(self.model, recipe, calibration=self.batches, samples=self.samples, kept=kept)
+        batches = self.batches if batches is None else batches
+        made = quantized_beside(self.model, recipe, calibration=batches, samples=self.samples, kept=kept)
         if to_train:
             made = deep_copy(made)
         if corrected and (added := None if kept is None else kept.biases()) is not None:
             for name, delta in added.items():
                 add_to_bias(made.get_submodule(name), delta)
         elif corrected:
-            found = correct_bias_model(made, self.model, self.batches, samples=self.samples, progress=False)
+            found = correct_bias_model(made, self.model, batches, samples=self.samples, progress=False)
             if kept is not None:
                 kept.add_biases(found.added)
         return made

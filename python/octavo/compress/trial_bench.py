@@ -12,6 +12,7 @@ from octavo.compress.compression_job import Job, packed_model, stored_bytes
 from octavo.compress.compression_options import Goal
 from octavo.compress.compression_trials import Candidate, PeerTrial, Refusal, Trial
 from octavo.compress.work_plan import WorkPlan
+from octavo.data.batches import Batches
 from octavo.errors import OctavoError
 from octavo.recipe import Recipe
 from octavo.search.fingerprints import identity_of
@@ -26,6 +27,9 @@ from octavo.search.refine import judge
 from octavo.search.short_training import Training, train_short
 from octavo.train.measurement import Measurement
 
+#: The data that solvers see in tuning, which judges on the others.
+HELD_OUT = "without those held out of tuning"
+
 Tell = Callable[[str, float], object]
 
 
@@ -36,6 +40,8 @@ class Bench:
         """Take the parts. ``workers``: processes that measure candidates ahead."""
         self.job, self.goal, self.journal, self.tell, self.workers = job, goal, journal, tell, workers
         self.plan = WorkPlan({})
+        self.solving: Batches | None = None
+        """Batches that models are calibrated on in place of all, so that what tuning solved need not be solved anew."""
 
     @cache  # noqa: B019 # a bench lives as long as its compression
     def _divergence(self) -> Callable[[nn.Module], float] | None:
@@ -94,8 +100,9 @@ class Bench:
     def built(self, candidate: Candidate) -> nn.Module:
         """Return the packed model of a candidate, as it is evaluated."""
         if candidate.start is None or candidate.training is None:
-            kept = self.kept(candidate.recipe)
-            return packed_model(self.job.quantized(candidate.recipe, corrected=candidate.corrected, kept=kept))
+            recipe, corrected = candidate.recipe, candidate.corrected
+            kept = self.kept(recipe, HELD_OUT if self.solving is not None else "all")
+            return packed_model(self.job.quantized(recipe, corrected=corrected, kept=kept, batches=self.solving))
         return packed_model(self._trained(candidate.start, candidate.training))
 
     def kept(self, recipe: Recipe, data: str = "all") -> KeptSolutions:

@@ -78,8 +78,9 @@ def fisher_scores(
         return len(rows)
 
     with copies.tracked(), show.stage(ESTIMATING, len(batches)) as advance:
-        # Squares of changed inputs are summed as they come: batches wait for each other there.
-        for seen in run_batches(model, batches, visit, together=not inputs):
+        # One batch at a time where squares of changed inputs are summed as they come, and where the activations of
+        # several would be too large.
+        for seen in run_batches(model, batches, visit, together=not inputs and not squares.are_large):
             count += seen
             advance()
     for place in change:
@@ -100,7 +101,8 @@ class _Squares:
     def __init__(self, parameters: Mapping[int, Tensor]) -> None:
         """Begin with zeros."""
         nbytes = 8 * sum(parameter.numel() for parameter in parameters.values())
-        zeros = torch.zeros if nbytes <= MOST_HELD else file_tensor
+        self.are_large = nbytes > MOST_HELD
+        zeros = file_tensor if self.are_large else torch.zeros
         self._sums = {key: zeros((one.numel(),), dtype=torch.float64) for key, one in parameters.items()}
 
     def add(self, key: int, parameter: Tensor) -> None:

@@ -142,6 +142,11 @@ def tune(
     return replace(tuned, model=deep_copy(tuned.model))
 
 
+def solved_on(model: nn.Module, batches: Iterable[Any], samples: int | None) -> list[Any]:
+    """Return the batches that solvers see in :func:`tune`."""
+    return parted(model, Batches(batches, samples), _HELD_OUT)[0]
+
+
 def tuned_beside(
     model: nn.Module,
     point: Point | Mapping[str, str],
