@@ -51,7 +51,7 @@ def test_a_budget_becomes_a_packed_model_and_a_report(octavo, tiny_bert, tmp_pat
     assert "agreement with the original" in report["verdict"]["measures"]
     assert [row["split"] for row in report["metrics"]] == ["test", "validation"]
     assert 0.9 < report["metrics"][0]["after"]["value"] < 1 and report["metrics"][0]["after"]["count"] == 16
-    assert "cosine" in output and output.count("measuring sensitivity") == 1  # a line a step, not a tick
+    assert "cosine" in output and 1 <= output.count("measuring sensitivity") <= 20  # a line a twentieth, not a tick
     loaded = package.load_model(out)
     kinds = {type(layer) for layer in loaded.modules()}
     assert kinds >= {PackedLinear}

@@ -68,7 +68,7 @@ def packed_encoder(folder):
 
 def compressed_encoder(folder):
     encoder(folder.parent / "of")
-    octavo_command("compress", "--model", folder.parent / "of", "--formats", "mxint8", "--budget", "9", "-o", folder)
+    octavo_command("compress", "--model", folder.parent / "of", "--formats", "mxint8", "--budget", "11", "-o", folder)
 
 
 def former_packed_encoder(folder):

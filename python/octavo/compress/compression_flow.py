@@ -312,7 +312,7 @@ class Flow:
             tuned = tuned_beside(
                 self.job.model, point, sensitivity, self.job.batches, methods=methods, output=self.job.output,
                 divergence=self.job.divergence, samples=self.job.samples, parts=parts,
-                kept=lambda recipe: self.bench.kept(recipe, HELD_OUT), progress=progress,
+                store_of=lambda recipe: self.bench.store(recipe, HELD_OUT), progress=progress,
             )  # fmt: skip
             steps = [
                 {"method": s.method, "formats": list(s.formats), "loss": s.loss, "kept": s.kept} for s in tuned.steps

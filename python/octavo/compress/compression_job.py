@@ -130,27 +130,27 @@ class Job:
         *,
         corrected: bool = False,
         to_train: bool = False,
-        kept: KeptSolutions | None = None,
+        store: KeptSolutions | None = None,
         batches: Batches | None = None,
     ) -> nn.Module:
         """Return the quantized model of a recipe.
 
         ``corrected``: with biases corrected for what layers lose. ``to_train``: its weights are its own; else those of
-        the float model, which must not be written. ``kept``: what was solved before, which gets what is solved now.
+        the float model, which must not be written. ``store``: what was solved before, which gets what is solved now.
         ``batches``: in place of all calibration data.
         """
         batches = self.batches if batches is None else batches
-        made = quantized_beside(self.model, recipe, calibration=batches, samples=self.samples, kept=kept)
+        model = quantized_beside(self.model, recipe, calibration=batches, samples=self.samples, store=store)
         if to_train:
-            made = deep_copy(made)
-        if corrected and (added := None if kept is None else kept.biases()) is not None:
+            model = deep_copy(model)
+        if corrected and (added := None if store is None else store.biases()) is not None:
             for name, delta in added.items():
-                add_to_bias(made.get_submodule(name), delta)
+                add_to_bias(model.get_submodule(name), delta)
         elif corrected:
-            found = correct_bias_model(made, self.model, batches, samples=self.samples, progress=False)
-            if kept is not None:
-                kept.add_biases(found.added)
-        return made
+            corrections = correct_bias_model(model, self.model, batches, samples=self.samples, progress=False)
+            if store is not None:
+                store.add_biases(corrections.added)
+        return model
 
     def build(self, recipe: Recipe) -> nn.Module:
         """Return the packed model of a recipe."""

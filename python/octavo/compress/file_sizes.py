@@ -58,20 +58,20 @@ class FileSizes:
         :func:`octavo.search.measure_sensitivity` does.
         """
         self._size, self._tensors, self._model = size, tensors, shared_copy(model)
-        found = find_groups(self._model, batch, ("weight",), share, exclude)
-        self._groups, texts = found.groups, (*formats, KEEP)
+        layer_groups = find_groups(self._model, batch, ("weight",), share, exclude)
+        self._groups, texts = layer_groups.groups, (*formats, KEEP)
         self._weights: dict[tuple[int, str], PackedTensor] = {}
         digits = len(str(size(model)))
-        nbytes = [[self._share(group, text, digits) for text in texts] for group in found.groups]
+        nbytes = [[self._share(group, text, digits) for text in texts] for group in layer_groups.groups]
         possible = np.array([[size is not None for size in row] for row in nbytes])
         self.table = Sensitivity(
-            groups=tuple(group.group for group in found.groups),
+            groups=tuple(group.group for group in layer_groups.groups),
             formats=texts,
             loss=np.where(possible, 0.0, np.nan),
             nbytes=np.array([[size or 0 for size in row] for row in nbytes], dtype=np.int64),
             fixed_nbytes=0,
-            parameters=found.parameters,
-            kept=found.kept,
+            parameters=layer_groups.parameters,
+            kept=layer_groups.kept,
         )
         self.fixed_nbytes = self._fixed(possible)
 

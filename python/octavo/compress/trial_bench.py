@@ -101,11 +101,11 @@ class Bench:
         """Return the packed model of a candidate, as it is evaluated."""
         if candidate.start is None or candidate.training is None:
             recipe, corrected = candidate.recipe, candidate.corrected
-            kept = self.kept(recipe, HELD_OUT if self.solving is not None else "all")
-            return packed_model(self.job.quantized(recipe, corrected=corrected, kept=kept, batches=self.solving))
+            store = self.store(recipe, HELD_OUT if self.solving is not None else "all")
+            return packed_model(self.job.quantized(recipe, corrected=corrected, store=store, batches=self.solving))
         return packed_model(self._trained(candidate.start, candidate.training))
 
-    def kept(self, recipe: Recipe, data: str = "all") -> KeptSolutions:
+    def store(self, recipe: Recipe, data: str = "all") -> KeptSolutions:
         """Return the solved layers of a recipe. ``data``: which of the job's batches they were solved on."""
         return KeptSolutions(
             self.journal, {**self.job.identity, "what": "solutions", "recipe": str(recipe), "data": data}
@@ -183,8 +183,8 @@ class Bench:
 
     def _trained(self, start: Trial, training: Training) -> nn.Module:
         """Return the trained model of a trial, quantized; a run that was stopped goes on."""
-        kept = self.kept(start.recipe)
-        model = self.job.quantized(start.recipe, corrected=start.corrected, to_train=True, kept=kept)
+        store = self.store(start.recipe)
+        model = self.job.quantized(start.recipe, corrected=start.corrected, to_train=True, store=store)
         name = identity(
             {**self.job.identity, "recipe": str(start.recipe), "corrected": start.corrected, **_binding(training)}
         )

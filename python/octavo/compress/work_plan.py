@@ -35,6 +35,6 @@ def passes_of(data: Sequence[DataFacts], split: str) -> float:
     return 1.5 * evaluated / calibrating if calibrating and evaluated else 1.0
 
 
-def solving(methods: int, parts: int, held: float) -> float:
-    """Return the passes that tuning by some methods takes: each solves twice, and swaps parts on what is held out."""
-    return held + methods * (2 * 4 * (1 - held) + (parts + 2) * held)
+def solving(methods: int, parts: int, share_held_out: float) -> float:
+    """Return the passes that tuning by some methods takes: each solves twice, and swaps parts."""
+    return share_held_out + methods * (2 * 4 * (1 - share_held_out) + (parts + 2) * share_held_out)

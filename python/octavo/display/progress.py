@@ -127,11 +127,11 @@ def paced_milestones(errors: Console) -> Iterator[Callable[[str, float], None]]:
         def tell(text: str, share: float) -> None:
             nonlocal last
             facts = ", ".join(one for one in (remaining_text(pace.left(share)), memory_text()) if one)
-            told = f"{text} ({facts})" if facts else text
+            line = f"{text} ({facts})" if facts else text
             if bar.is_shown:
-                bar.move(share, text=told)
+                bar.move(share, text=line)
             elif (text, int(20 * share)) != last:
-                errors.print(f"{share:4.0%} {told}", soft_wrap=True)
+                errors.print(f"{share:4.0%} {line}", soft_wrap=True)
             last = text, int(20 * share)
 
         yield tell

@@ -277,8 +277,8 @@ class QuantLayer(FormatLayer):
             matrix: ``[N, K]``.
             memory: function that returns a tensor of the shape, strides and dtype of another.
         """
-        held = self._own("weight").detach()
-        self._own("weight").data = memory(held).copy_(self._weight_of(matrix.to(held.dtype)))
+        weight = self._own("weight")
+        weight.data = memory(weight.detach()).copy_(self._weight_of(matrix.to(weight.dtype)))
 
     @property
     def has_input_rows(self) -> bool:

@@ -17,7 +17,7 @@ from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.nn.tied_weights import untie_heads
 from octavo.quant.activation_scales import activation_scales, check_format
-from octavo.quant.algorithms.solve_in_order import Beside, Kept, overwrite, solve_weights
+from octavo.quant.algorithms.solve_in_order import Beside, Store, overwrite, solve_weights
 from octavo.quant.calibration import activation_quantizers, observe
 from octavo.quant.coverage_report import tell_coverage
 from octavo.quant.expert_ranges import share_ranges, warn_of_unreached
@@ -113,15 +113,15 @@ def quantize_model(
 
 
 def quantized_beside(
-    model: nn.Module, recipe: Any, *, calibration: Iterable[Any], samples: int | None, kept: Kept | None = None
+    model: nn.Module, recipe: Any, *, calibration: Iterable[Any], samples: int | None, store: Store | None = None
 ) -> nn.Module:
     """Return the model of :func:`quantize_model` over the memory of a float model's matrices, for a measurement.
 
     Its other parameters, such as biases, are its own, as are weights that a solver finds; these lie in mapped files
-    beyond 256 MiB. Matrices must not be written in place. ``kept``: solutions of an earlier run. Raises as
+    beyond 256 MiB. Matrices must not be written in place. ``store``: solutions of an earlier run. Raises as
     :func:`quantize_model`.
     """
-    return _quantized(model, recipe, calibration, samples, None, False, Stages(False), Beside(), kept)
+    return _quantized(model, recipe, calibration, samples, None, False, Stages(False), Beside(), store)
 
 
 def _quantized(
@@ -133,7 +133,7 @@ def _quantized(
     inplace: bool,
     show: Stages,
     beside: Beside | None,
-    kept: Kept | None,
+    store: Store | None,
 ) -> nn.Module:
     plan = plan_of(model, recipe)
     refuse_meta(model, "quantize_model")
@@ -158,7 +158,7 @@ def _quantized(
         watch_first_pass(quantized)
         solvable, unreached = _calibrate(quantized, replacement, batches, show)
         unreached += solve_weights(
-            quantized, solvable, batches, show, put=beside or overwrite, restore=inplace, kept=kept
+            quantized, solvable, batches, show, put=beside or overwrite, restore=inplace, store=store
         )
         warn_of_unreached(quantized, unreached)
     except BaseException:

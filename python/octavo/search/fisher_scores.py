@@ -161,8 +161,8 @@ class _Copies:
         with self._making:
             thread = threading.get_ident()
             if thread not in self._of_threads:
-                made = self._of_threads[thread] = shared_copy(self._model)
-                self._stack.enter_context(self._taking(made))
+                copy = self._of_threads[thread] = shared_copy(self._model)
+                self._stack.enter_context(self._taking(copy))
             return self._of_threads[thread]
 
     @contextmanager

@@ -30,16 +30,16 @@ class KeptSolutions:
 
     def find(self, name: str) -> tuple[Solution, str] | None:
         """Return the solution of a layer, and the word about its inputs; None where there is none that can be read."""
-        tensors, told = self._read(name) or ({}, {})
+        tensors, facts = self._read(name) or ({}, {})
         weight = tensors.get(_WEIGHT)
-        if not isinstance(weight, PackedTensor) or told.get(_LAYER) != name:
+        if not isinstance(weight, PackedTensor) or facts.get(_LAYER) != name:
             return None
-        return Solution.of(weight), told[_TOLD]
+        return Solution.of(weight), facts[_TOLD]
 
-    def add(self, name: str, solution: Solution, format: Format, told: str) -> None:
+    def add(self, name: str, solution: Solution, format: Format, facts: str) -> None:
         """Write the solution of a layer. Raises OSError as the system gives it."""
         tensors = {_WEIGHT: solution.encode(format)}
-        self._write(name, tensors, {_LAYER: name, _TOLD: told})
+        self._write(name, tensors, {_LAYER: name, _TOLD: facts})
 
     def biases(self) -> dict[str, Tensor] | None:
         """Return what was added to the bias of each layer, by its name; None where it was not kept."""
@@ -58,10 +58,10 @@ class KeptSolutions:
         except (FileNotFoundError, ContainerError):
             return None
 
-    def _write(self, name: str, tensors: Mapping[str, Tensor | PackedTensor], told: dict[str, str]) -> None:
+    def _write(self, name: str, tensors: Mapping[str, Tensor | PackedTensor], facts: dict[str, str]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         digests = json.dumps(container.digests(tensors))
-        container.save(tensors, self._file(name), metadata={**told, _DIGESTS: digests})
+        container.save(tensors, self._file(name), metadata={**facts, _DIGESTS: digests})
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{sha256(name.encode()).hexdigest()[:32]}.safetensors"

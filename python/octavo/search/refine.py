@@ -137,7 +137,7 @@ def tune(
     """
     tuned = tuned_beside(
         model, point, sensitivity, batches, methods=methods, parts=parts, output=output, divergence=divergence,
-        samples=samples, kept=lambda recipe: None, progress=progress,
+        samples=samples, store_of=lambda recipe: None, progress=progress,
     )  # fmt: skip
     return replace(tuned, model=deep_copy(tuned.model))
 
@@ -158,12 +158,12 @@ def tuned_beside(
     output: Output | None,
     divergence: str | None,
     samples: int | None,
-    kept: Callable[[Recipe], KeptSolutions | None],
+    store_of: Callable[[Recipe], KeptSolutions | None],
     progress: bool | Report,
 ) -> Tuned:
     """Return what :func:`tune` does, with a model over the memory of the float model's matrices.
 
-    ``kept``: the solved layers of a recipe on the samples that solvers see; None where nothing is kept.
+    ``store_of``: the solved layers of a recipe on the samples that solvers see; None where nothing is kept.
     """
     for method in methods:
         if method not in METHODS:
@@ -178,7 +178,7 @@ def tuned_beside(
 
     def built(choice: Mapping[str, str]) -> nn.Module:
         recipe = to_recipe(choice, sensitivity)
-        return quantized_beside(model, recipe, calibration=solved, samples=None, kept=kept(recipe))
+        return quantized_beside(model, recipe, calibration=solved, samples=None, store=store_of(recipe))
 
     called = _called(model, solved)
     first = built(choice)

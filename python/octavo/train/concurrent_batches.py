@@ -57,9 +57,9 @@ def run_batches(
     if model not in _unchanged and _is_known(model):
         for number, batch in islice(source, 1):
             before = _state(model)
-            made = alone(number, batch)
+            result = alone(number, batch)
             _unchanged[model] = before == _state(model)
-            yield made
+            yield result
     if together and (count := threads_outside()) > 1 and keeps_nothing(model):
         yield from _side_by_side(source, visit, count)
     else:
@@ -149,9 +149,9 @@ def _side_by_side(source: Iterator[tuple[int, Any]], visit: Callable[[int, Any],
         failed = True
         try:
             with torch.inference_mode(inference), torch.set_grad_enabled(grad), _visiting(turns, number):
-                made = visit(number, batch)
+                result = visit(number, batch)
             failed = False
-            return made
+            return result
         finally:
             turns.finish(number, failed=failed)
 

@@ -54,8 +54,8 @@ def _cut_samples(model: nn.Module, batches: Batches) -> _Samples | None:
             samples = samples[: batches.samples]
             break
     groups = _alike(samples)
-    given = _numbers_given(model, groups)
-    return None if given is None else _Samples([sample for group in groups.values() for sample in group], given)
+    sizes = _numbers_given(model, groups)
+    return None if sizes is None else _Samples([sample for group in groups.values() for sample in group], sizes)
 
 
 def parted(model: nn.Module, batches: Batches, every: int) -> tuple[list[Any], list[Any]]:
@@ -77,17 +77,17 @@ def parted(model: nn.Module, batches: Batches, every: int) -> tuple[list[Any], l
 class _Samples:
     """Samples, each a batch of one, those of one shape together.
 
-    ``given``: for each shape, the numbers of the largest tensor that the model gives for one.
+    ``sizes``: for each shape, the numbers of the largest tensor that the model gives for one.
     """
 
     ordered: list[Any]
-    given: dict[Any, int]
+    sizes: dict[Any, int]
 
     def chunks(self, samples: Sequence[Any]) -> list[Any]:
         """Return batches of some of the samples, in order, of the size that :func:`_together` chooses."""
         batches = []
         for shape, group in _alike(samples).items():
-            size = min(_together(group[0]), max(_GIVEN // max(self.given[shape], 1), 1))
+            size = min(_together(group[0]), max(_GIVEN // max(self.sizes[shape], 1), 1))
             batches += [_joined(group[start : start + size]) for start in range(0, len(group), size)]
         return batches
 
@@ -194,8 +194,8 @@ def _numbers_given(model: nn.Module, groups: Mapping[Any, Sequence[Any]]) -> dic
     own = shared_copy(model) if is_plain(model) else model
     with evaluating(own) as (run,), one_thread(), _same_buffers(run):
         try:
-            given = {shape: _most_numbers(call_on(run, group[0])) for shape, group in groups.items()}
-            return given if several is None or _together_as_apart(run, groups[several][:2]) else None
+            sizes = {shape: _most_numbers(call_on(run, group[0])) for shape, group in groups.items()}
+            return sizes if several is None or _together_as_apart(run, groups[several][:2]) else None
         except Exception:  # a model may raise anything; later passes over whole batches report it, with a number
             return None
 

@@ -60,13 +60,13 @@ class Beside:
         return torch.empty_like(tensor) if self._nbytes <= MOST_HELD or not tensor.is_cpu else in_file(tensor)
 
 
-class Kept(Protocol):
+class Store(Protocol):
     """Solutions that were found before, by the name of the layer."""
 
     def find(self, name: str) -> tuple[Solution, str] | None:
         """Return a solution, and a word about its inputs; None where there is none."""
 
-    def add(self, name: str, solution: Solution, format: Format, told: str) -> None:
+    def add(self, name: str, solution: Solution, format: Format, note: str) -> None:
         """Keep a solution."""
 
 
@@ -78,7 +78,7 @@ def solve_weights(
     *,
     put: Put = overwrite,
     restore: bool = False,
-    kept: Kept | None = None,
+    store: Store | None = None,
 ) -> list[str]:
     """Give layers the weights and scales that their specs' ``gptq`` or ``hqq`` find.
 
@@ -90,14 +90,14 @@ def solve_weights(
     just once in every batch. One matrix of all experts of a mixture is solved together. Columns go in descending order
     of the Hessian's diagonal, scales are fitted.
 
-    ``put``: gives a layer its weight. ``restore``: overwrite weights with what they were if anything fails. ``kept``:
+    ``put``: gives a layer its weight. ``restore``: overwrite weights with what they were if anything fails. ``store``:
     solutions of an earlier run of the same model, recipe and data, which gets new ones.
     """
     before = {layer: layer.weight_matrix().detach().clone() for layer in layers} if restore else {}
     by_gptq = [layer for layer in layers if _is_gptq(layer)]
     uses = Counter(layer._own("weight") for layer in layers)
     tied: dict[Tensor, Solution] = {}  # of layers with one weight, which have one format: solved once
-    work = _Work(put, kept)
+    work = _Work(put, store)
     try:
         with show.stage("solving for weights", len(layers)) as advance:
             for layer in layers:
@@ -126,42 +126,42 @@ class _Work:
     ``silent``: layers whose inputs were zeros. ``unreached``: experts that were rounded to nearest.
     """
 
-    def __init__(self, put: Put, kept: Kept | None) -> None:
-        self._put, self._kept = put, kept
+    def __init__(self, put: Put, store: Store | None) -> None:
+        self._put, self._store = put, store
         self.silent: list[str] = []
         self.unreached: list[str] = []
 
     def knows(self, layers: Iterable[QuantLayer]) -> bool:
         """Whether all of some layers were solved before."""
-        return self._kept is not None and all(self._kept.find(_name(layer)) is not None for layer in layers)
+        return self._store is not None and all(self._store.find(_name(layer)) is not None for layer in layers)
 
     def solve(
-        self, layer: QuantLayer, factors: Factors | None = None, told: str = "", *, known: Solution | None = None
+        self, layer: QuantLayer, factors: Factors | None = None, note: str = "", *, known: Solution | None = None
     ) -> Solution:
-        """Give a layer its solution, by GPTQ with factors, or one that is ``known``; ``told``: a word on its inputs."""
-        found = None if self._kept is None or known is not None else self._kept.find(_name(layer))
-        if found is not None:
-            known, told = found
-        solution = known or _solution(layer, factors, told)
-        if known is None and self._kept is not None:
-            self._kept.add(_name(layer), solution, _weight_quantizer(layer).format, told)
+        """Give a layer its solution, by GPTQ with factors, or one that is ``known``; ``note``: a word on its inputs."""
+        earlier = None if self._store is None or known is not None else self._store.find(_name(layer))
+        if earlier is not None:
+            known, note = earlier
+        solution = known or _solution(layer, factors, note)
+        if known is None and self._store is not None:
+            self._store.add(_name(layer), solution, _weight_quantizer(layer).format, note)
         matrix, scales, zeros, levels = solution
         self._put(layer, matrix)
         if scales is not None:  # of formats that have some
             _weight_quantizer(layer).set_scales(scales, zeros, levels)
-        if told == _SILENT:
+        if note == _SILENT:
             self.silent.append(_what(layer))
-        if told == _UNREACHED:
+        if note == _UNREACHED:
             self.unreached.append(_name(layer))
         return solution
 
 
-def _solution(layer: QuantLayer, factors: Factors | None, told: str) -> Solution:
+def _solution(layer: QuantLayer, factors: Factors | None, note: str) -> Solution:
     from octavo import quant
 
     weight, fmt = layer.weight_matrix().detach().to(torch.float32), _weight_quantizer(layer).format
     with _naming(layer):
-        if told == _UNREACHED:
+        if note == _UNREACHED:
             return Solution.of(encode(weight, fmt))
         return quant.hqq(weight, fmt) if factors is None else solved(weight, factors, fmt, scale="mse")
 
@@ -187,16 +187,16 @@ def _solve_in_order(model: nn.Module, layers: list[QuantLayer], batches: Batches
                 if known:
                     work.solve(layer)
                 elif not products[layer].n and stage.mixture is not None:
-                    work.solve(layer, told=_UNREACHED)
+                    work.solve(layer, note=_UNREACHED)
                 else:
                     sums = products[layer]
-                    told = _SILENT if sums.n and not sums.sums.any() else ""
+                    note = _SILENT if sums.n and not sums.sums.any() else ""
                     with every_thread():  # what is summed is summed in the core
                         if sums not in factors:
                             with _naming(layer):
                                 hessian = sums.hessian()
                                 factors[sums] = Factors(hessian, len(hessian), order="descending")
-                        work.solve(layer, factors[sums], told)
+                        work.solve(layer, factors[sums], note)
                 _enable(layer, True)
                 if layer.input_quantizer is None and layer._own("weight").dtype == torch.float32:
                     # The weight is rounded: rounding it in each pass changes nothing.

@@ -178,7 +178,7 @@ class Walk:
             except Exception:  # a tensor without numbers was met, or an error that the whole run meets again
                 self._left, self._kept = {}, {}
             else:
-                whole = {module: kept for module, kept in recorded.items() if len(kept) == self._count}
+                whole = {module: outputs for module, outputs in recorded.items() if len(outputs) == self._count}
                 self._kept |= whole
                 for part in {inner for module in whole for inner in module.modules() if inner is not module}:
                     self._kept.pop(part, None)
@@ -219,18 +219,18 @@ class Walk:
 
     def _relay_parts(self, block: nn.Module, stack: ExitStack, recorded: dict[nn.Module, KeptTrees]) -> None:
         """Have the parts of a block that are done, from the largest on, give what was kept, or keep it."""
-        given: set[nn.Module] = set()  # what does not run, because what it is inside of gives its output
-        kept_whole: set[nn.Module] = set(block.modules()) if block in recorded else set()
+        silent: set[nn.Module] = set()  # what does not run, because what it is inside of gives its output
+        recorded_whole: set[nn.Module] = set(block.modules()) if block in recorded else set()
         for part in self._parts[block]:
             inner = set(part.modules())
-            if part in given or not self._changing.isdisjoint(inner):
+            if part in silent or not self._changing.isdisjoint(inner):
                 continue
             if part in self._kept:
-                given |= inner
-            elif part in kept_whole:
+                silent |= inner
+            elif part in recorded_whole:
                 continue
             else:
-                kept_whole |= inner
+                recorded_whole |= inner
             self._give_or_record(part, len(self._parts[block]), stack, recorded)
 
     def _give_or_record(
