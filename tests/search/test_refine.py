@@ -8,6 +8,7 @@ import torch
 from octavo import explain, pack_model, quantize_model
 from octavo.errors import ConfigError
 from octavo.search import allocate, measure_sensitivity, to_recipe, tune
+from octavo.search.rounded_layers import rounded_once
 from torch import nn
 
 pytestmark = pytest.mark.filterwarnings("ignore::octavo.CoverageWarning")
@@ -115,3 +116,19 @@ def test_swapped_layers_are_put_back():
     assert taken == {"0", "2"} and [swap.is_better for swap in swaps] == [True, False, True]
     assert [(swap.before, swap.swapped) for swap in swaps] == [(6.0, 4.0), (4.0, 8.0), (4.0, 3.0)]
     assert list(one) == layers and loss_of(one) == 6.0 and loss_of(other) == 7.0
+
+
+@pytest.mark.parametrize("recipe", ["int4:g32", "int3:g32@hqq", "nf4@mse input=int8", "mxint4; type:Embedding int8"])
+def test_rounding_once_changes_no_bit_and_leaves_the_model_as_it_was(recipe):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20, 32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)).eval()
+    model[3].weight = nn.Parameter(model[3].weight.detach().T.contiguous().T)
+    simulated = quantize_model(model, recipe, progress=False)
+    before = {name: tensor.clone() for name, tensor in simulated.state_dict().items()}
+    ids = torch.randint(20, (3, 7))
+    with torch.no_grad():
+        wanted = simulated(ids)
+        with rounded_once(simulated):
+            assert torch.equal(simulated(ids), wanted)
+        assert torch.equal(simulated(ids), wanted)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in simulated.state_dict().items())

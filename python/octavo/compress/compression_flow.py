@@ -117,7 +117,7 @@ class Flow:
         options, evaluation = self.options, passes_of(self.job.data, "validation")
         searches, fast = options.recipe is None, options.fast
         layers = sum(1 for module in self.job.model.modules() if is_default(module))
-        tuned = solving(1 if fast else len(SOLVERS), FAST_PARTS if fast else PARTS, 0.25)
+        tuned = solving(1 if fast else len(SOLVERS), (1 if self._is_large() else FAST_PARTS) if fast else PARTS, 0.25)
         steps = 0 if self.training is None else self.training.config.steps
         return WorkPlan(
             {
@@ -298,7 +298,7 @@ class Flow:
     def _tuning(self, point: Point, sensitivity: Sensitivity) -> tuple[Recipe, list[str], dict[str, Any]]:
         """Return the recipe of a point with the solvers that help, their names, and all that was tried."""
         journal, methods = self.bench.journal, ("gptq",) if self.options.fast else SOLVERS
-        parts = FAST_PARTS if self.options.fast else PARTS
+        parts = PARTS if not self.options.fast else 1 if self._is_large() else FAST_PARTS
         settings = {
             **self.job.identity, "what": "tuned", "recipe": str(to_recipe(point, sensitivity)),
             "methods": list(methods), "parts": parts, "choice": dict(sorted(point.choice.items())),

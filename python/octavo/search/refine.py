@@ -26,7 +26,7 @@ from octavo.search.kept_solutions import KeptSolutions
 from octavo.search.layer_sensitivity import Group, Sensitivity
 from octavo.search.output_divergence import Output, Reader, reader_of
 from octavo.search.pareto_front import Point
-from octavo.search.rounded_layers import simulated
+from octavo.search.rounded_layers import rounded_once, simulated
 from octavo.search.solver_parts import parts_of, swapped_parts
 from octavo.storage.arguments import checks_arguments
 from octavo.train.concurrent_batches import in_turn, run_batches
@@ -363,7 +363,7 @@ def judge(
         def loss(number: int, batch: Any) -> float:
             return readers[0].sum(references[number], readers[0].rows(call_numbered(other, batch, number), batch))
 
-        with undisturbed(other):
+        with undisturbed(other), rounded_once(other):
             total = sum(run_batches(other, batches, loss))
         return total / max(count, 1)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from octavo.errors import FormatError, OctavoError
 from octavo.graph.tensor_statistics import Statistics
+from octavo.nn.embedding import QuantEmbedding
+from octavo.nn.linear import QuantLinear
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.nn.registry import kind_of
@@ -17,6 +22,7 @@ from octavo.quant.activation_scales import activation_scales
 from octavo.quant.algorithms.gptq import gptq
 from octavo.quant.algorithms.hqq import hqq
 from octavo.quant.algorithms.solution import Solution
+from octavo.quant.algorithms.solve_in_order import Beside
 from octavo.quant.apply_recipe import calibrate_weight
 from octavo.recipe.fit import misfit
 from octavo.recipe.sites import Site
@@ -98,3 +104,32 @@ def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """Return the tensor that a layer is called with."""
     tensor: Tensor = args[0] if args else next(iter(kwargs.values()))
     return tensor
+
+
+@contextmanager
+def rounded_once(model: nn.Module) -> Iterator[None]:
+    """Have linear layers and embeddings of a simulated model round their weights once inside, not in every pass.
+
+    Only those in float32 whose weight no other module has, and of floats that are not rounded themselves: the same
+    bits. Rounded weights lie in mapped files beyond 256 MiB.
+    """
+    put = Beside()
+    before: list[tuple[Tensor, Tensor, Quantizer]] = []
+    users = Counter(id(one) for module in model.modules() for one in module.parameters(recurse=False))
+    try:
+        for layer in model.modules():
+            if not isinstance(layer, QuantLinear | QuantEmbedding) or layer.input_quantizer is not None:
+                continue
+            quantizer = layer.weight_quantizer
+            if type(layer) not in (QuantLinear, QuantEmbedding) or quantizer is None or not quantizer.enabled:
+                continue
+            weight = layer._own("weight")
+            if weight.dtype == torch.float32 and users[id(weight)] == 1 and weight.is_cpu:
+                before.append((weight, weight.data, quantizer))
+                put(layer, quantizer(layer.weight_matrix()).detach())
+                quantizer.enabled = False
+        yield
+    finally:
+        for weight, values, quantizer in before:
+            weight.data = values
+            quantizer.enabled = True
