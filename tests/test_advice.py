@@ -363,17 +363,17 @@ def test_the_rule_of_a_bypass_warning_ends_the_warning_and_keeps_tied_weights_ro
 
 
 def test_the_rule_for_a_weight_that_is_no_layers_parameter_too_is_taken():
-    class Twice(Tied):
+    class TwiceRouter(Tied):  # which no rewriting takes
         def __init__(self):
             super().__init__()
             self.table = self.embed.weight
 
     with pytest.warns(UnusedLayerWarning, match="a Parameter of no layer") as caught:
-        octavo.quantize_model(Twice(), "int4:g32", progress=False)
+        octavo.quantize_model(TwiceRouter(), "int4:g32", progress=False)
     (rule,) = {entry.message.rule for entry in caught if isinstance(entry.message, UnusedLayerWarning)}
     with warnings.catch_warnings():
         warnings.simplefilter("error", UnusedLayerWarning)
-        octavo.quantize_model(Twice(), f"int4:g32; {rule}", progress=False)
+        octavo.quantize_model(TwiceRouter(), f"int4:g32; {rule}", progress=False)
 
 
 def test_the_rule_of_strict_mode_and_of_writes_into_weights_is_taken():

@@ -103,7 +103,8 @@ def _(at):
     return octavo.compress_model, {
         "model": m.net(), "budget": 20.0, "data": m.batches(), "evaluate": lambda model: -float(model(m.x()).detach().square().mean()),
         "test": None, "nbytes": None, "max_loss": None, "latency": None, "latency_batch": 1, "formats": ("int8", "int4"), "recipe": None,
-        "fast": True, "share": (), "exclude": (), "tokenizer": None, "samples": 4, "train": False, "train_steps": None, "workers": 1,
+        "fast": True, "sensitivity": "auto", "share": (), "exclude": (), "tokenizer": None, "samples": 4, "train": False,
+        "train_steps": None, "workers": 1,
         "peers": (), "journal": at / "journal", "untie": False, "progress": False,
     }  # fmt: skip
 

@@ -122,7 +122,7 @@ def measure_sensitivity(
         macs = _macs(groups, data, len(specs))
         method = "divergence" if macs <= MOST_MACS else "fisher"
         if method == "fisher":
-            notes = [f"estimated by one backward pass: isolated divergences would take {macs:.1e} multiply-adds"]
+            notes = [f"estimated by one backward pass: isolated divergences are {macs:.1e} multiply-adds"]
     with undisturbed(model):
         if journal is not None and method != "fisher" and not subject:
             known = identity_of(model=model, data=data, output=output)
