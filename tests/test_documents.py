@@ -15,6 +15,7 @@ import json
 import re
 import runpy
 import shlex
+import sys
 import tomllib
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -102,6 +103,7 @@ def run_command(command: str, monkeypatch) -> str:
 
 def run_blocks(document: Path, monkeypatch, *, slow: bool) -> tuple[int, set[str]]:
     """Run a document. Return how many blocks ran, and the packages that are missing for the others."""
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # another test's module of that name
     names: dict = {}
     output: str | None = None
     ran, missing = 0, set()
