@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from octavo.errors import FormatError, OctavoError
 from octavo.graph.tensor_statistics import Statistics
-from octavo.nn.embedding import QuantEmbedding
-from octavo.nn.linear import QuantLinear
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.nn.registry import kind_of
@@ -108,7 +106,7 @@ def input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 
 @contextmanager
 def rounded_once(model: nn.Module) -> Iterator[None]:
-    """Have linear layers and embeddings of a simulated model round their weights once inside, not in every pass.
+    """Have layers of a simulated model whose weight is a matrix round it once inside, not in every pass.
 
     Only those in float32 whose weight no other module has, and of floats that are not rounded themselves: the same
     bits. Rounded weights lie in mapped files beyond 256 MiB.
@@ -118,15 +116,16 @@ def rounded_once(model: nn.Module) -> Iterator[None]:
     users = Counter(id(one) for module in model.modules() for one in module.parameters(recurse=False))
     try:
         for layer in model.modules():
-            if not isinstance(layer, QuantLinear | QuantEmbedding) or layer.input_quantizer is not None:
+            if not isinstance(layer, QuantLayer) or layer.input_quantizer is not None:
                 continue
             quantizer = layer.weight_quantizer
-            if type(layer) not in (QuantLinear, QuantEmbedding) or quantizer is None or not quantizer.enabled:
+            if quantizer is None or not quantizer.enabled:
                 continue
-            weight = layer._own("weight")
-            if weight.dtype == torch.float32 and users[id(weight)] == 1 and weight.is_cpu:
+            weight, matrix = layer._own("weight"), layer.weight_matrix()
+            is_matrix = matrix.shape == weight.shape and matrix.stride() == weight.stride()
+            if is_matrix and weight.dtype == torch.float32 and users[id(weight)] == 1 and weight.is_cpu:
                 before.append((weight, weight.data, quantizer))
-                put(layer, quantizer(layer.weight_matrix()).detach())
+                put(layer, quantizer(matrix).detach())
                 quantizer.enabled = False
         yield
     finally:
