@@ -150,7 +150,6 @@ def run(
     from octavo.display.progress import paced_milestones
     from octavo.recipe.rule import read_spec, spec_text
     from octavo.search.peer_formats import peers as peer_formats
-    from octavo.storage.system import return_freed_memory
     from octavo.tensors.formats import parse_formats
 
     for file in (data, test):
@@ -185,7 +184,6 @@ def run(
         journal=journal,
     )
     _check_out(model, out, force=force)
-    return_freed_memory()
     job = named_job(model, data, test, lines=lines, reading=Reading(field, samples, tokens, short=fast), untie=untie)
     with paced_milestones(console(stderr=True)) as tell:
         result = run_job(job, options, tell=tell, command=_command())

@@ -142,6 +142,9 @@ class Flow:
     def _search(self, choice: Choice) -> tuple[Search, Outcomes]:
         """Measure sensitivities, points of the front that they give, and the best of those with solvers."""
         fast = self.options.fast
+        if fast and self._is_large():
+            # Solving takes longest here, and is done once: on what tuning does not judge on.
+            self.bench.make_with(Batches(solved_on(self.job.model, self.job.batches, self.job.samples)), HELD_OUT)
         with self.clock.step("sensitivity"):
             sensitivity = self._sensitivity()
         every = front = allocate(sensitivity)
@@ -161,9 +164,6 @@ class Flow:
                         break
                     further, rows = self._verify(sensitivity, self._faster(front, outcomes, bound.nbytes), [], outcomes)
                     outcomes, verification = outcomes + further, _joined(verification, rows)
-        if fast and self._is_large():
-            # Solving takes longest here, and is done once: on what tuning does not judge on.
-            self.bench.solving = Batches(solved_on(self.job.model, self.job.batches, self.job.samples))
         with self.clock.step("tuning"):
             tuned_trials, tuned = self._tune(choice.bases(_trials(outcomes), TUNED), sensitivity)
         latencies = None if bound is None else bound.latencies

@@ -127,19 +127,17 @@ class Job:
     def quantized(
         self,
         recipe: Recipe,
+        batches: Batches,
         *,
         corrected: bool = False,
         to_train: bool = False,
         store: KeptSolutions | None = None,
-        batches: Batches | None = None,
     ) -> nn.Module:
-        """Return the quantized model of a recipe.
+        """Return the quantized model of a recipe, calibrated on batches.
 
         ``corrected``: with biases corrected for what layers lose. ``to_train``: its weights are its own; else those of
         the float model, which must not be written. ``store``: what was solved before, which gets what is solved now.
-        ``batches``: in place of all calibration data.
         """
-        batches = self.batches if batches is None else batches
         model = quantized_beside(self.model, recipe, calibration=batches, samples=self.samples, store=store)
         if to_train:
             model = deep_copy(model)
@@ -154,7 +152,7 @@ class Job:
 
     def build(self, recipe: Recipe) -> nn.Module:
         """Return the packed model of a recipe."""
-        return packed_model(self.quantized(recipe))
+        return packed_model(self.quantized(recipe, self.batches))
 
 
 def pruned(job: Job, share: float) -> Job:

@@ -214,11 +214,21 @@ class FileSizes:
         key = id(parameter), f"{spec.format} {spec.scale}"
         if key not in self._weights:
             shape = self._matrix(layer)
-            parts = [torch.zeros(size, dtype=dtype) for _, dtype, size in part_specs(spec.format.core, shape, 1)]
+            parts = [_hollow_part(size, dtype) for _, dtype, size in part_specs(spec.format.core, shape, 1)]
             self._weights[key] = PackedTensor(
                 spec.format, *parts, shape=shape, dtype=parameter.dtype, axis=1, scale=spec.scale
             )
         return self._weights[key]
+
+
+def _hollow_part(size: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Return zeros that the system gives memory when they are read, which nothing does; torch writes its own."""
+    nbytes = size.numel() * dtype.itemsize
+    return (
+        torch.from_numpy(np.zeros(nbytes, np.uint8)).view(dtype).view(size)
+        if nbytes
+        else torch.zeros(size, dtype=dtype)
+    )
 
 
 def _plain_entry(name: str, shape: Sequence[int], digits: int) -> int:

@@ -27,8 +27,8 @@ from octavo.search.refine import judge
 from octavo.search.short_training import Training, train_short
 from octavo.train.measurement import Measurement
 
-#: The data that solvers see in tuning, which judges on the others.
-HELD_OUT = "without those held out of tuning"
+#: Which calibration data a model is made with: all, or what solvers see in tuning, which judges on the others.
+ALL, HELD_OUT = "all", "without those held out of tuning"
 
 Tell = Callable[[str, float], object]
 
@@ -40,8 +40,7 @@ class Bench:
         """Take the parts. ``workers``: processes that measure candidates ahead."""
         self.job, self.goal, self.journal, self.tell, self.workers = job, goal, journal, tell, workers
         self.plan = WorkPlan({})
-        self.solving: Batches | None = None
-        """Batches that models are calibrated on in place of all, so that what tuning solved need not be solved anew."""
+        self._batches, self._data = job.batches, ALL
 
     @cache  # noqa: B019 # a bench lives as long as its compression
     def _divergence(self) -> Callable[[nn.Module], float] | None:
@@ -100,12 +99,19 @@ class Bench:
     def built(self, candidate: Candidate) -> nn.Module:
         """Return the packed model of a candidate, as it is evaluated."""
         if candidate.start is None or candidate.training is None:
-            recipe, corrected = candidate.recipe, candidate.corrected
-            store = self.store(recipe, HELD_OUT if self.solving is not None else "all")
-            return packed_model(self.job.quantized(recipe, corrected=corrected, store=store, batches=self.solving))
+            return packed_model(self._quantized(candidate.recipe, corrected=candidate.corrected))
         return packed_model(self._trained(candidate.start, candidate.training))
 
-    def store(self, recipe: Recipe, data: str = "all") -> KeptSolutions:
+    def make_with(self, batches: Batches, data: str) -> None:
+        """Make models with these batches in place of all; ``data`` tells them from others in the journal."""
+        self._batches, self._data = batches, data
+
+    def _quantized(self, recipe: Recipe, *, corrected: bool, to_train: bool = False) -> nn.Module:
+        return self.job.quantized(
+            recipe, self._batches, corrected=corrected, to_train=to_train, store=self.store(recipe, self._data)
+        )
+
+    def store(self, recipe: Recipe, data: str) -> KeptSolutions:
         """Return the solved layers of a recipe. ``data``: which of the job's batches they were solved on."""
         return KeptSolutions(
             self.journal, {**self.job.identity, "what": "solutions", "recipe": str(recipe), "data": data}
@@ -151,6 +157,8 @@ class Bench:
     def _settings(self, candidate: Candidate) -> dict[str, Any]:
         """Return what tells a candidate from others."""
         settings = {**self.job.identity, "what": "trial", "sized": "file", "recipe": str(candidate.recipe)}
+        if self._data != ALL:
+            settings["data"] = self._data
         if candidate.corrected:
             settings["corrected"] = True
         if candidate.training is not None:
@@ -183,11 +191,11 @@ class Bench:
 
     def _trained(self, start: Trial, training: Training) -> nn.Module:
         """Return the trained model of a trial, quantized; a run that was stopped goes on."""
-        store = self.store(start.recipe)
-        model = self.job.quantized(start.recipe, corrected=start.corrected, to_train=True, store=store)
-        name = identity(
-            {**self.job.identity, "recipe": str(start.recipe), "corrected": start.corrected, **_binding(training)}
-        )
+        model = self._quantized(start.recipe, corrected=start.corrected, to_train=True)
+        settings = {**self.job.identity, "recipe": str(start.recipe), "corrected": start.corrected}
+        if self._data != ALL:
+            settings["data"] = self._data
+        name = identity({**settings, **_binding(training)})
         steps = training.config.steps
 
         def advance(step: int) -> None:

@@ -74,7 +74,7 @@ class AttentionLayers(nn.Module):
         y, weights = _attend_with_weights(q, k, v, mask, dropout) if need_weights else (
             functional.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal), None
         )  # fmt: skip
-        y = self._modules["out_proj"](y.permute(2, 0, 1, 3).flatten(2))  # type: ignore[misc] # T, B, E
+        y = self.get_submodule("out_proj")(y.permute(2, 0, 1, 3).flatten(2))  # T, B, E
         y = y.squeeze(1) if not batched else y.transpose(0, 1) if turned else y
         if weights is not None:
             weights = weights.mean(1) if average_attn_weights else weights

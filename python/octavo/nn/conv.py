@@ -19,7 +19,6 @@ from octavo.tensors.formats import Format
 from octavo.tensors.packed_tensor import PackedTensor
 
 _PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
-_GEOMETRY = ("in_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
 
 
 class _QuantConv(QuantLayer):
@@ -121,6 +120,7 @@ class _PackedConv(PackedLayer):
     """
 
     _float: type[Any]
+    _geometry = ("in_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
     kernel_size: tuple[int, ...]
 
     def __init__(
@@ -145,7 +145,7 @@ class _PackedConv(PackedLayer):
             in_channels, weight.shape[0], tuple(kernel_size), tuple(stride), _sizes(padding), tuple(dilation), groups,
             bias=False, padding_mode=padding_mode, device="meta",
         )  # fmt: skip
-        for name in (*_GEOMETRY, "out_channels", "_reversed_padding_repeated_twice"):
+        for name in (*self._geometry, "out_channels", "_reversed_padding_repeated_twice"):
             setattr(self, name, getattr(shape, name))
         self._weight_shape = tuple(shape.weight.shape)
         if shape.weight[0].numel() != weight.shape[1]:
@@ -159,11 +159,6 @@ class _PackedConv(PackedLayer):
         ``what`` names the layer in errors. Raises as :meth:`octavo.nn.PackedLinear.from_linear`.
         """
         return cls.from_layer(conv, format, what)
-
-    @classmethod
-    def geometry(cls, layer: nn.Module) -> dict[str, Any]:
-        """Arguments of the constructor that the weight does not tell."""
-        return {name: getattr(layer, name) for name in _GEOMETRY}
 
     @classmethod
     def axis(cls, layer: nn.Module) -> int:

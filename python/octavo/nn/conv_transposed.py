@@ -19,9 +19,6 @@ from octavo.recipe.spec import LayerPlan
 from octavo.tensors.packed_tensor import PackedTensor
 from octavo.tensors.tensor_parts import part_shapes
 
-_GEOMETRY = ("in_channels", "kernel_size", "stride", "padding", "output_padding", "dilation", "groups", "padding_mode")
-
-
 TURNED_KERNELS = ("PackedConvTranspose1d", "PackedConvTranspose2d", "PackedConvTranspose3d")
 """Names in files of the classes whose weight is :func:`matrix_of` that of the float layer."""
 
@@ -132,6 +129,16 @@ class _PackedConvTranspose(PackedLayer):
     """
 
     _float: type[Any]
+    _geometry = (
+        "in_channels",
+        "kernel_size",
+        "stride",
+        "padding",
+        "output_padding",
+        "dilation",
+        "groups",
+        "padding_mode",
+    )
     kernel_size: tuple[int, ...]
     groups: int
 
@@ -158,7 +165,7 @@ class _PackedConvTranspose(PackedLayer):
             in_channels, weight.shape[0], tuple(kernel_size), tuple(stride), tuple(padding), tuple(output_padding),
             groups, False, tuple(dilation), padding_mode, device="meta",
         )  # fmt: skip
-        for name in (*_GEOMETRY, "out_channels"):
+        for name in (*self._geometry, "out_channels"):
             setattr(self, name, getattr(shape, name))
         self._weight_shape = tuple(shape.weight.shape)
         expected = _matrix_shape(shape)
@@ -180,18 +187,6 @@ class _PackedConvTranspose(PackedLayer):
     @classmethod
     def _matrix_of(cls, layer: nn.Module) -> Tensor:
         return matrix_of(cast("Tensor", layer.weight), cast("int", layer.groups))
-
-    @classmethod
-    def geometry(cls, layer: nn.Module) -> dict[str, Any]:
-        """Return arguments of the constructor that the weight does not tell.
-
-        Args:
-            layer: the layer.
-
-        Returns:
-            Values by name.
-        """
-        return {name: getattr(layer, name) for name in _GEOMETRY}
 
     @classmethod
     def axis(cls, layer: nn.Module) -> int:

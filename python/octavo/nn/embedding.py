@@ -72,6 +72,12 @@ class QuantEmbedding(QuantLayer, nn.Embedding):
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
 
+def gather_cost(table: PackedTensor, batch: int) -> tuple[str, int]:
+    """Return how ``batch`` rows of a packed table ``[V, D]`` are read, and their bytes."""
+    rows = table.shape[0]
+    return "gather", math.ceil(table.nbytes / max(rows, 1) * min(batch, rows))
+
+
 def rounded_rows(layer: Any, ids: Tensor) -> Tensor:
     """Return the rounded rows ``[*ids.shape, D]`` of the table of a quantized embedding, or bag of embeddings."""
     options = (layer.padding_idx, layer.max_norm, layer.norm_type, layer.scale_grad_by_freq, layer.sparse)
@@ -103,6 +109,7 @@ class PackedEmbedding(PackedLayer):
     """
 
     replaces = nn.Embedding
+    _geometry = ("padding_idx",)
 
     def __init__(
         self, weight: PackedTensor, *, padding_idx: int | None = None, output_quantizer: Quantizer | None = None
@@ -167,20 +174,7 @@ class PackedEmbedding(PackedLayer):
         Returns:
             The name, and bytes.
         """
-        rows = min(batch, self.num_embeddings)
-        return "gather", math.ceil(self.packed_weight.nbytes / max(self.num_embeddings, 1) * rows)
-
-    @classmethod
-    def geometry(cls, layer: nn.Module) -> dict[str, Any]:
-        """Return arguments of the constructor that the weight does not tell.
-
-        Args:
-            layer: the layer.
-
-        Returns:
-            Values by name.
-        """
-        return {"padding_idx": layer.padding_idx}
+        return gather_cost(self.packed_weight, batch)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return rows of the table.

@@ -9,15 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.errors import ModelError
-from octavo.nn.embedding import PackedEmbedding, rounded_rows
+from octavo.nn.embedding import gather_cost, rounded_rows
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.nn.registry import LayerKind, register
 from octavo.recipe.spec import LayerPlan
 from octavo.tensors.packed_tensor import PackedTensor
-
-_GEOMETRY = ("mode", "padding_idx", "include_last_offset")
 
 
 class QuantEmbeddingBag(QuantLayer, nn.EmbeddingBag):
@@ -71,6 +69,7 @@ class PackedEmbeddingBag(PackedLayer):
     """
 
     replaces = nn.EmbeddingBag
+    _geometry = ("mode", "padding_idx", "include_last_offset")
 
     def __init__(
         self,
@@ -100,18 +99,6 @@ class PackedEmbeddingBag(PackedLayer):
             raise ModelError("max_norm rewrites rows at each call; codes stay as they are")
         return super().accepts(layer)
 
-    @classmethod
-    def geometry(cls, layer: nn.Module) -> dict[str, Any]:
-        """Return arguments of the constructor that the weight does not tell.
-
-        Args:
-            layer: the layer.
-
-        Returns:
-            Values by name.
-        """
-        return {name: getattr(layer, name) for name in _GEOMETRY}
-
     def cost(self, batch: int) -> tuple[str, int]:
         """Return how ``batch`` rows are read, and their bytes.
 
@@ -121,7 +108,7 @@ class PackedEmbeddingBag(PackedLayer):
         Returns:
             The name, and bytes.
         """
-        return PackedEmbedding.cost(self, batch)  # type: ignore[arg-type] # it reads the sizes alone
+        return gather_cost(self.packed_weight, batch)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Return sums, means or maxima of rows.

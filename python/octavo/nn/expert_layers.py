@@ -29,7 +29,7 @@ class ExpertLayers(nn.Module):
     its bits in float32; in half precision sums run in the dtype of the input, which a few classes widen.
     """
 
-    experts_class: type[nn.Module]
+    experts_class: Any  # a class of transformers, whose decorator gives it _apply_gate
     act_fn: nn.Module
     post_expert_norm: nn.Module
     has_gate: bool
@@ -68,7 +68,7 @@ class ExpertLayers(nn.Module):
     def _expert(self, number: int, x: Tensor) -> Tensor:
         expert: Any = self._modules[str(number)]
         if self.has_gate:
-            y = self.experts_class._apply_gate(self, expert.gate_up_proj(x))  # type: ignore[attr-defined] # the decorator gives it
+            y = self.experts_class._apply_gate(self, expert.gate_up_proj(x))
         else:
             y = self.act_fn(expert.up_proj(x))
         y = expert.down_proj(y)

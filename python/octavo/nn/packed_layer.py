@@ -60,6 +60,7 @@ class PackedLayer(WeightBuffers):
     """
 
     replaces: type[nn.Module]
+    _geometry: tuple[str, ...] = ()  # attributes of a layer that are arguments of the constructor
     input_quantizer: Quantizer | None
     output_quantizer: Quantizer | None
     what = "the layer"  # its path in the model it was packed or loaded in, for errors
@@ -393,7 +394,7 @@ class PackedLayer(WeightBuffers):
         Returns:
             Values by name.
         """
-        return {}
+        return {name: getattr(layer, name) for name in cls._geometry}
 
     @classmethod
     def axis(cls, layer: nn.Module) -> int:

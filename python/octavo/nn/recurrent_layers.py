@@ -134,9 +134,8 @@ class RecurrentLayers(nn.Module):
 
     def _direction(self, x: Tensor, sizes: Sequence[int], first: State, name: str) -> tuple[Tensor, State]:
         """Run one layer in one direction. Sequences that are longer come first in each step, as packed ones lie."""
-        modules = self._modules
-        products = modules[f"ih_{name}"](x).split(list(sizes))  # type: ignore[misc] # modules that are there
-        hidden, step, project = modules[f"hh_{name}"], _STEPS[self.mode], modules.get(f"hr_{name}")
+        products = self.get_submodule(f"ih_{name}")(x).split(list(sizes))
+        hidden, step, project = self.get_submodule(f"hh_{name}"), _STEPS[self.mode], self._modules.get(f"hr_{name}")
         backward = name.endswith("_reverse")
         outputs: list[Tensor] = []
         ended: list[State] = []  # of sequences that were shorter than those still running
@@ -150,7 +149,7 @@ class RecurrentLayers(nn.Module):
                 state = tuple(
                     torch.cat([part, more[running : sizes[time]]]) for part, more in zip(state, first, strict=True)
                 )
-            h, *cell = step(products[time], hidden(state[0]), state)  # type: ignore[misc]
+            h, *cell = step(products[time], hidden(state[0]), state)
             state = (h if project is None else project(h), *cell)
             outputs.append(state[0])
         if backward:

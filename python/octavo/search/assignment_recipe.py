@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from octavo.errors import ConfigError
 from octavo.recipe import Recipe, Rule
@@ -52,8 +53,7 @@ def to_recipe(point: Point | Mapping[str, str], sensitivity: Sensitivity) -> Rec
     current: dict[str, RoleFormats] = dict.fromkeys(wanted, (KEEP,) * len(ROLES))
 
     def give(selector: Mapping[str, str], reached: Iterable[str], formats: RoleFormats) -> None:
-        options = {role: text for role, text in zip(ROLES, formats, strict=True) if text is not None}
-        rules.append(Rule(**selector, **options))  # type: ignore[arg-type] # keys are those of a rule
+        rules.append(_rule(selector, formats))
         for layer in reached:
             current[layer] = tuple(new or old for new, old in zip(formats, current[layer], strict=True))
 
@@ -79,9 +79,15 @@ def rule_of_each(choice: Mapping[str, str], sensitivity: Sensitivity) -> Recipe:
     """Return the recipe of :func:`to_recipe` with a rule for each layer: none that it returns has a longer text."""
     rules = []
     for layer, formats in _wanted(choice, sensitivity).items():
-        options = {role: text for role, text in zip(ROLES, formats, strict=True) if text is not None}
-        rules.append(Rule(**{"glob" if _is_plain(layer) else "name": layer}, **options))  # type: ignore[arg-type] # keys are those of a rule
+        rules.append(_rule({"glob" if _is_plain(layer) else "name": layer}, formats))
     return Recipe(rules)
+
+
+def _rule(selector: Mapping[str, str], formats: RoleFormats) -> Rule:
+    """Return the rule of what is selected, with a format for each role that has one."""
+    roles = {role: text for role, text in zip(ROLES, formats, strict=True) if text is not None}
+    fields: dict[str, Any] = {**selector, **roles}
+    return Rule(**fields)
 
 
 def _agrees(wanted: RoleFormats, current: RoleFormats) -> bool:

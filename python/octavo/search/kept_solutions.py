@@ -28,6 +28,10 @@ class KeptSolutions:
         """Name the folder, beside the journal. ``settings``: what tells model, recipe and data from others."""
         self._folder = journal.path.parent / f"solved-{identity(settings)[:16]}"
 
+    def has(self, name: str) -> bool:
+        """Whether there is a file of a layer's solution, which may turn out to be broken."""
+        return self._file(name).exists()
+
     def find(self, name: str) -> tuple[Solution, str] | None:
         """Return the solution of a layer, and the word about its inputs; None where there is none that can be read."""
         tensors, facts = self._read(name) or ({}, {})

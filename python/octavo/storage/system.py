@@ -8,14 +8,12 @@ or a lease would tell from work in progress stay there until somebody removes th
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import functools
 import importlib
 import operator
 import os
 import signal
-import sys
 import time
 from typing import Any
 
@@ -110,20 +108,3 @@ def end_at_once() -> None:
     with contextlib.suppress(AttributeError):
         os.kill(os.getpid(), signal.SIGKILL)  # noqa: TID251
     os._exit(137)
-
-
-def return_freed_memory() -> None:
-    """Have the allocator of glibc give large tensors back to the system as soon as they are freed; elsewhere nothing.
-
-    By itself it learns to keep blocks of up to 32 MB, which adds up where tensors of many sizes come and go.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of other libraries of C there is none
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, _LARGE_BLOCK)
-        mallopt(_TRIM_THRESHOLD, 8 * _LARGE_BLOCK)
-
-
-# Numbers of parameters in malloc.h, and the bytes from which a block is mapped on its own.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _LARGE_BLOCK = -1, -3, 8 << 20

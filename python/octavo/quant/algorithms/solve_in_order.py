@@ -63,6 +63,9 @@ class Beside:
 class Store(Protocol):
     """Solutions that were found before, by the name of the layer."""
 
+    def has(self, name: str) -> bool:
+        """Whether there is a solution, which may turn out to be broken."""
+
     def find(self, name: str) -> tuple[Solution, str] | None:
         """Return a solution, and a word about its inputs; None where there is none."""
 
@@ -103,9 +106,12 @@ def solve_weights(
             for layer in layers:
                 if layer not in by_gptq:
                     weight = layer._own("weight")
-                    solution = work.solve(layer, known=tied.get(weight))
-                    if uses[weight] > 1:
-                        tied[weight] = solution
+                    if weight in tied:
+                        work.put(layer, tied[weight])
+                    elif not work.take(layer):
+                        solution = work.solve(layer)
+                        if uses[weight] > 1:
+                            tied[weight] = solution
                     advance()
             if by_gptq:
                 assert batches is not None  # checked before any work
@@ -131,20 +137,31 @@ class _Work:
         self.silent: list[str] = []
         self.unreached: list[str] = []
 
-    def knows(self, layers: Iterable[QuantLayer]) -> bool:
-        """Whether all of some layers were solved before."""
-        return self._store is not None and all(self._store.find(_name(layer)) is not None for layer in layers)
+    def has(self, layers: Iterable[QuantLayer]) -> bool:
+        """Whether there may be an earlier solution of each of some layers."""
+        return self._store is not None and all(self._store.has(_name(layer)) for layer in layers)
 
-    def solve(
-        self, layer: QuantLayer, factors: Factors | None = None, note: str = "", *, known: Solution | None = None
-    ) -> Solution:
-        """Give a layer its solution, by GPTQ with factors, or one that is ``known``; ``note``: a word on its inputs."""
-        earlier = None if self._store is None or known is not None else self._store.find(_name(layer))
-        if earlier is not None:
-            known, note = earlier
-        solution = known or _solution(layer, factors, note)
-        if known is None and self._store is not None:
+    def find(self, layer: QuantLayer) -> tuple[Solution, str] | None:
+        """Return an earlier solution of a layer; None where there is none that can be read."""
+        return None if self._store is None else self._store.find(_name(layer))
+
+    def take(self, layer: QuantLayer) -> bool:
+        """Give a layer its earlier solution; False where there is none that can be read."""
+        if (earlier := self.find(layer)) is None:
+            return False
+        self.put(layer, *earlier)
+        return True
+
+    def solve(self, layer: QuantLayer, factors: Factors | None = None, note: str = "") -> Solution:
+        """Solve a layer, by GPTQ with factors; ``note``: a word on its inputs."""
+        solution = _solution(layer, factors, note)
+        if self._store is not None:
             self._store.add(_name(layer), solution, _weight_quantizer(layer).format, note)
+        self.put(layer, solution, note)
+        return solution
+
+    def put(self, layer: QuantLayer, solution: Solution, note: str = "") -> None:
+        """Give a layer a solution."""
         matrix, scales, zeros, levels = solution
         self._put(layer, matrix)
         if scales is not None:  # of formats that have some
@@ -153,7 +170,6 @@ class _Work:
             self.silent.append(_what(layer))
         if note == _UNREACHED:
             self.unreached.append(_name(layer))
-        return solution
 
 
 def _solution(layer: QuantLayer, factors: Factors | None, note: str) -> Solution:
@@ -168,24 +184,27 @@ def _solution(layer: QuantLayer, factors: Factors | None, note: str) -> Solution
 
 def _solve_in_order(model: nn.Module, layers: list[QuantLayer], batches: Batches, advance: Any, work: _Work) -> None:
     with undisturbed(model):
-        if work.knows(layers):
-            for layer in layers:
-                work.solve(layer)
+        if work.has(layers) and all(map(work.take, layers)):
+            for _ in layers:
                 advance()
             warn_of_silent(work.silent)
             return
+        work.silent.clear()
+        work.unreached.clear()
         for layer in layers:
             _enable(layer, False)
         walk = Walk(model, layers, batches, inputs_alone=True)
         for stage in _parts(walk.stages):
             staged = cast("list[QuantLayer]", stage.layers)
-            known = work.knows(staged)
-            alike = all(_shares_input(layer, stage) for layer in staged)
-            products = {} if known else walk.run_to(stage, functools.partial(_products, stage), first_alone=alike)
+            earlier = {layer: work.find(layer) for layer in staged}
+            products: dict[nn.Module, Products] = {}
+            if None in earlier.values():  # with the others as they were then: a layer may run again after them
+                alike = all(_shares_input(layer, stage) for layer in staged)
+                products = walk.run_to(stage, functools.partial(_products, stage), first_alone=alike)
             factors: dict[Products, Factors] = {}
             for layer in staged:
-                if known:
-                    work.solve(layer)
+                if (solution := earlier[layer]) is not None:
+                    work.put(layer, *solution)
                 elif not products[layer].n and stage.mixture is not None:
                     work.solve(layer, note=_UNREACHED)
                 else:
