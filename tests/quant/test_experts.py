@@ -6,8 +6,9 @@ import warnings
 import octavo
 import pytest
 import torch
-from helpers.models import transformer
+from helpers.models import copied_state, same_tensors, transformer
 from octavo.graph.tensor_statistics import Statistics
+from octavo.quant.algorithms import solve_in_order
 from octavo.quant.algorithms.gptq import gptq
 from octavo.quant.calibration import hooked
 from octavo.recipe.expert_families import expert_family, experts_module, experts_of
@@ -164,3 +165,26 @@ def test_experts_of_a_module_dict_are_a_family_too():
     _, (warning,) = warned(lambda: octavo.quantize_model(model, recipe, calibration=[batch], progress=False))
     assert len(warning.layers) >= 8 and all(".experts.expert_" in name for name in warning.layers)
     assert expert_family("mlp.experts.expert_3.wi") == "mlp.experts.*.wi"
+
+
+def test_solutions_do_not_depend_on_how_many_experts_are_solved_at_once(monkeypatch):
+    recipe = "int4:g32; **.experts.** int3:g32@gptq"
+    together = octavo.quantize_model(mixture(), recipe, calibration=[TOKENS], progress=False)
+    monkeypatch.setattr(solve_in_order, "_MOST_BYTES", 8 * 96 * 96)  # of one expert
+    alone = octavo.quantize_model(mixture(), recipe, calibration=[TOKENS], progress=False)
+    assert same_tensors(copied_state(together), copied_state(alone))
+
+
+def test_biases_of_experts_are_corrected():
+    plain = transformer(
+        "GptOssForCausalLM", width=64, inner=96, heads=4, num_local_experts=4, num_experts_per_tok=2,
+        num_key_value_heads=2, head_dim=16, pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    recipe = "model.layers.0.mlp.experts.down_proj int2:g32"
+    quantized = octavo.quantize_model(plain, recipe, progress=False)
+    before = quantized.model.layers[0].mlp.experts.get_submodule("2.down_proj").bias.clone()
+    corrections = octavo.quant.correct_bias_model(quantized, plain, [TOKENS], progress=False)
+    name = "model.layers.0.mlp.experts.2.down_proj"
+    assert corrections.added[name].abs().max() > 0
+    after = quantized.get_submodule(name).bias
+    assert torch.equal(after, before + corrections.added[name])

@@ -2,10 +2,11 @@
 
 import math
 
+import numpy as np
 import octavo
 import torch
 from helpers.models import copied_state, same_tensors, transformer
-from octavo.search import measure_sensitivity, to_recipe
+from octavo.search import measure_sensitivity, measured_divergences, to_recipe
 
 TOKENS = [torch.randint(0, 50, (2, 9), generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
 
@@ -79,3 +80,10 @@ def test_a_mixture_is_compressed_within_its_budget(tmp_path):
     with torch.no_grad():
         assert torch.equal(loaded(TOKENS[0]).logits, small.model(TOKENS[0]).logits)
     assert octavo.quant.coverage(loaded).nbytes <= 4.6 / 8 * parameters
+
+
+def test_losses_do_not_depend_on_how_many_hessians_are_gathered_at_once(monkeypatch):
+    arguments = mixture(), TOKENS[:2], ["int3:g32@gptq"]
+    together = measure_sensitivity(*arguments, progress=False).loss
+    monkeypatch.setattr(measured_divergences, "_HESSIAN_BYTES", 2 * 8 * 64 * 64)  # of two experts
+    assert np.array_equal(measure_sensitivity(*arguments, progress=False).loss, together, equal_nan=True)

@@ -176,6 +176,10 @@ def _without_effect(groups: ModelGroups, loss: np.ndarray[Any, Any]) -> Iterator
         yield f"no format of these changes the output on this data: {', '.join(still[:6])}"
 
 
+_HESSIAN_BYTES = 1 << 30
+"""Bytes of the sums of products of a group's inputs that are gathered in one pass."""
+
+
 class _Run:
     """The model, its data and its cached passes, and each group in each format."""
 
@@ -187,7 +191,7 @@ class _Run:
         self.model, self.groups, self.specs = model, groups.groups, specs
         self._batches, self._how, self._show = batches, (output, divergence), show
         self._seen: dict[str, Statistics] = {}
-        self._hessians: tuple[LayerGroup | None, dict[str, Tensor]] = (None, {})
+        self._hessians: tuple[tuple[Site, ...], dict[str, Tensor]] = ((), {})
         layers = self._layers = {
             model.get_submodule(site.module): site for group in groups.groups for site in group.sites
         }
@@ -246,24 +250,26 @@ class _Run:
     def _hessian(self, group: LayerGroup, site: Site, spec: Spec) -> Tensor | None:
         """Return the Hessian of a layer's inputs in the float model; the Hessians of one group are cached.
 
-        None of an expert that no token of the data reached.
+        Of many experts those are of a part, which is as much as a bound of memory holds. None of an expert that no
+        token of the data reached.
         """
-        if self._hessians[0] is not group:
+        if site not in self._hessians[0]:
+            of_group = [one for one in group.unique if not one.is_lookup]
+            most = max(1, _HESSIAN_BYTES // (8 * max(one.row for one in of_group) ** 2))
+            start = of_group.index(site) // most * most
+            part = tuple(of_group[start : start + most])
             products = {
                 self.model.get_submodule(one.module): Products(
                     simulated(self.model.get_submodule(one.module), spec, one.module)
                 )
-                for one in group.unique
-                if not one.is_lookup
+                for one in part
             }
             with _hooked(list(products), lambda module, x: products[module].add(x)):
                 for _ in self.passes.rows(list(products)):
                     pass
-            named = {one.module: products.get(self.model.get_submodule(one.module)) for one in group.unique}
-            self._hessians = (group, {
-                path: sums.hessian()
-                for path, sums in named.items()
-                if sums is not None and (sums.n or expert_family(path) is None)
+            named = {one.module: products[self.model.get_submodule(one.module)] for one in part}
+            self._hessians = (part, {
+                path: sums.hessian() for path, sums in named.items() if sums.n or expert_family(path) is None
             })  # fmt: skip
         return self._hessians[1].get(site.module)
 

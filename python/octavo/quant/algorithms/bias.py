@@ -17,6 +17,7 @@ from octavo.errors import DTypeError, ModelError, NonFiniteError, ShapeError
 from octavo.nn.model_copies import shared_copy
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.registry import kind_of
+from octavo.nn.rewriting import rewrite_modules
 from octavo.quant.algorithms.walk import Walk
 from octavo.quant.calibration import run, seen_of, undisturbed
 from octavo.storage.arguments import checks_arguments
@@ -91,6 +92,7 @@ def correct_bias_model(
         if not isinstance(argument, nn.Module):
             raise DTypeError(f"{label} is a {type(argument).__name__}; accepted is a torch.nn.Module")
     batches, show, reference = Batches(calibration, samples), Stages(progress), shared_copy(reference)
+    reference = rewrite_modules(reference)  # experts as the layers that the quantized model has
     layers = {name: layer for name, layer in model.named_modules() if _is_layer(layer)}
     twins = {name: layer for name, layer in reference.named_modules() if _is_layer(layer) and name in layers}
     if not twins:
