@@ -284,3 +284,14 @@ def test_a_file_whose_parts_make_up_nothing_is_refused(tmp_path, change, reader)
             octavo.load_model(tmp_path / "small")
         else:
             unpack(Checkpoint.open(tmp_path / "small"))
+
+
+def test_costs_of_alike_experts_are_one_row():
+    model = octavo.quantize_model(mixture("qwen3-moe"), "int4:g32; **.experts.2.down_proj int8:g32", progress=False)
+    costs = octavo.explain(octavo.pack_model(model))
+    text = str(costs)
+    rows = [line.split()[0] for line in text.splitlines() if "layers.0.mlp.experts" in line]
+    name = "model.layers.0.mlp.experts"
+    assert rows == [f"{name}.*.gate_up_proj", f"{name}.*.down_proj", f"{name}.2.down_proj"]
+    assert "every expert of a mixture" in text and "every expert" not in str(octavo.explain(nn.Linear(4, 4)))
+    assert sum(cost.path.startswith(name) for cost in costs.layers) == 8  # plain values have all

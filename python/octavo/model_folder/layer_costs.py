@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, cast
@@ -20,6 +20,7 @@ from octavo.model_folder.stored_tensors import stored_state
 from octavo.model_folder.tied_tensors import tied_sentences
 from octavo.nn import PackedLayer, Quantizer, QuantLayer
 from octavo.nn.registry import kind_of
+from octavo.recipe.expert_families import expert_family
 from octavo.storage.arguments import check
 from octavo.storage.reading import shown
 from octavo.tensors.packed_tensor import PackedTensor
@@ -101,7 +102,7 @@ class Costs:
         return sum(layer.seconds for layer in self.layers)
 
     def table(self) -> Table:
-        """Return one row a layer, one for every other tensor, and the total.
+        """Return one row a layer, one for every other tensor, and the total; alike experts of a mixture are one row.
 
         Returns:
             A table of rich.
@@ -109,7 +110,7 @@ class Costs:
         sparse = any(cost.zeros is not None for cost in self.layers)
         more = (">zeros", ">dense weight") if sparse else ()
         rows = table("layer", "class", ">shape", "format", "kernel", ">bytes read", ">est. us", ">bytes stored", *more)
-        for cost in self.layers:
+        for cost in _folded(self.layers):
             name, text = cost.path or "(itself)", cost.format or "-"
             text += "" if cost.input is None else f" x {cost.input}"
             microseconds = f"{1e6 * cost.seconds:.1f}"
@@ -140,7 +141,34 @@ class Costs:
         if any(cost.layer == "PackedLinear" for cost in self.layers):
             note += "; W x F: products of W with inputs rounded to F" if any(cost.input for cost in self.layers) else ""
             note += f"\n{BOUND}"
+        if any(expert_family(cost.path) for cost in self.layers):
+            note += "\nBytes read and times count every expert of a mixture; a token needs those that it chooses"
         return "\n".join([plain_text(self.table()), "", *self.tied, note])
+
+
+def _folded(costs: Sequence[LayerCost]) -> list[LayerCost]:
+    """Return the costs in their order, those of alike experts of a mixture added: ``mlp.experts.*.down_proj (8)``."""
+    groups: dict[LayerCost | str, list[LayerCost]] = {}
+    for cost in costs:
+        family = expert_family(cost.path)
+        alike = replace(cost, path=family or "", seconds=0.0, stored=0, zeros=None, dense=None)
+        groups.setdefault(cost.path if family is None else alike, []).append(cost)
+    return [group[0] if len(group) == 1 else _sum(group) for group in groups.values()]
+
+
+def _sum(group: Sequence[LayerCost]) -> LayerCost:
+    first = group[0]
+    dense = [cost.dense for cost in group if cost.dense is not None]
+    zeros = [cost.zeros for cost in group if cost.zeros is not None]
+    return replace(
+        first,
+        path=f"{expert_family(first.path)} ({len(group)})",
+        nbytes=sum(cost.nbytes for cost in group),
+        seconds=sum(cost.seconds for cost in group),
+        stored=sum(cost.stored for cost in group),
+        zeros=sum(zeros) / len(zeros) if zeros else None,
+        dense=sum(dense) if dense else None,
+    )
 
 
 def explain(model: nn.Module, batch: int = 1) -> Costs:
