@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers.models import transformer
 from helpers.text_folders import text_folder
 from octavo.compress.compress_model import write_model
 from octavo.compress.compression_job import Job, check_budget
@@ -14,6 +15,7 @@ from octavo.compress.text_compression import text_job
 from octavo.data.batches import Batches
 from octavo.errors import ConfigError
 from octavo.model_folder.save_load import file_bytes
+from octavo.nn.rewriting import made_of_layers
 from octavo.recipe.note import note_recipe
 from octavo.search.allocation import allocate
 from octavo.search.assignment_recipe import to_recipe
@@ -167,6 +169,24 @@ def test_no_file_is_larger_than_its_budget(tmp_path):
 @pytest.mark.slow
 def test_no_file_of_ten_thousand_is_larger_than_its_budget(tmp_path):
     assert max(promises("slow", 10_000, tmp_path)) <= 1
+
+
+ARCHITECTURES = {
+    "MixtralForCausalLM": {"num_local_experts": 4, "num_key_value_heads": 2},
+    "FalconForCausalLM": {},
+    "T5Model": {},
+    "OPTForCausalLM": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "BertForMaskedLM": {},
+}
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_no_file_of_an_architecture_is_larger_than_its_budget(kind, tmp_path):
+    model = made_of_layers(transformer(kind, **ARCHITECTURES[kind]))
+    ids = torch.randint(3, 50, (2, 6))
+    batch = {"input_ids": ids} | ({"decoder_input_ids": ids} if kind == "T5Model" else {})
+    shares = promises(kind, 3, tmp_path, lambda draw: job_of(model, batch))
+    assert shares and max(shares) <= 1
 
 
 FAMILIES = (("Bert", "Model"), ("GPT2", "LMHeadModel"), ("Roberta", "Model"), ("DistilBert", "Model"))
