@@ -254,7 +254,8 @@ def _language(opened: TextModel, data: Path, test: Path | None, reading: Reading
         windows = len(cut)
         if windows == reading.calibrated:
             break
-    rows = window_batches(cut, tokens, opened.argument, max(_ROWS_OF_BATCH * _WINDOW // tokens, 1))
+    together = max(_ROWS_OF_BATCH * _WINDOW // tokens, 1)  # scores of large vocabularies take the memory
+    rows = window_batches(cut, tokens, opened.argument, together)
     most, reports = (_SHORT_VALIDATION, _SHORT_TEST) if reading.short else (_VALIDATION, _TEST)
     guard, last_guard = (_SHORT_GUARD, _GUARD) if reading.short else (_GUARD, None)
     choosing = min(most, (len(ids) - calibrating) // (1 if test else 2))
@@ -281,7 +282,7 @@ def _language(opened: TextModel, data: Path, test: Path | None, reading: Reading
             "cross-entropy of the next token of the text that calibrates",
         ),
         window_batches(
-            cut_windows([chosen], tokens, end, most=max(_HELD_TOKENS // tokens, 1)), tokens, opened.argument, 8
+            cut_windows([chosen], tokens, end, most=max(_HELD_TOKENS // tokens, 1)), tokens, opened.argument, together
         ),
     )
 

@@ -21,6 +21,8 @@ from octavo.nn.quantizer import Quantizer
 from octavo.tensors.fixed_order import one_thread
 from octavo.train.unpadded_samples import masks_of
 
+_ROWS = 256  # of sums of products that are copied at once
+
 
 def run(model: nn.Module, batches: Batches, show: Stages, label: str) -> None:
     """Run every batch through ``model``."""
@@ -147,8 +149,12 @@ class Products:
                 f"{quantizer.what}: '{quantizer.spec}' got no calibration data: "
                 "the layer was never called; leave it out of the recipe, or give batches that reach it"
             )
-        upper = self.sums.triu()
-        return ((upper + upper.triu(1).T) * (2 / self.n)).float()
+        hessian = torch.empty(self.sums.shape)
+        for start in range(0, len(hessian), _ROWS):  # H is large of wide layers: a part at a time is in float64
+            end = start + _ROWS
+            upper, left = self.sums[start:end].triu(start), self.sums[:, start:end].triu(1 - start)
+            hessian[start:end] = (upper + left.T) * (2 / self.n)
+        return hessian
 
 
 @contextmanager

@@ -20,6 +20,7 @@ ORDERS = ("natural", "descending")
 # Groups up to this size choose their scales when they are entered, inside one block; larger ones before.
 _LARGEST_ENTERED = 1024
 _REFITS = 8  # refits of a real scale that is chosen before
+_ROWS = 256  # of H that are compared with its columns at once
 _LEAST_DAMP = 1e-8  # where a singular H came without; raised tenfold until it is enough, up to H's mean diagonal
 
 
@@ -108,21 +109,22 @@ def _check_options(damp: float, block: int, order: str) -> None:
 
 
 def _checked_hessian(hessian: Tensor, k: int) -> Tensor:
-    """Return H as float64 with a mean diagonal of 1."""
+    """Return a copy of H as float64 with a mean diagonal of 1."""
     dense = isinstance(hessian, Tensor) and hessian.layout == torch.strided
     if not dense or not hessian.is_floating_point() or not hessian.is_cpu:
         kind = f"{hessian.dtype} on {hessian.device}" if dense else getattr(hessian, "layout", type(hessian).__name__)
         raise DTypeError(f"gptq: hessian is {kind}; accepted is a dense float tensor on the CPU")
     if tuple(hessian.shape) != (k, k):
         raise ShapeError(f"gptq: hessian has shape {tuple(hessian.shape)}, expected {(k, k)}, the weight's last size")
-    moments = hessian.detach().to(torch.float64)
+    moments = hessian.detach().to(torch.float64, copy=True)
     if not torch.isfinite(moments.sum()):
         raise NonFiniteError("gptq: hessian holds NaN or infinity; accepted are finite values")
     diagonal = moments.diagonal()
     if k and diagonal.min() < 0:
         raise DataError(f"gptq: hessian's diagonal holds {diagonal.min():g}; sums of squares are not negative")
     mean = _mean(diagonal) if k else 0.0
-    if k and (moments - moments.T).abs_().max() > 1e-3 * diagonal.max():
+    parts = zip(moments.split(_ROWS), moments.T.split(_ROWS), strict=True)  # few copies: H is large of wide layers
+    if k and max(float((some - other).abs_().max()) for some, other in parts) > 1e-3 * diagonal.max():
         raise DataError("gptq: hessian is not symmetric; pass X'X of the layer's inputs")
     # Entries that are small beside the diagonal may be what is left where a small square underflowed.
     if k and (alone := moments[diagonal == 0].abs()).numel() and alone.max() > 1e-3 * diagonal.max():
@@ -130,7 +132,7 @@ def _checked_hessian(hessian: Tensor, k: int) -> Tensor:
             "gptq: hessian is not positive semidefinite: entries beside a zero of its diagonal are not zero; "
             "pass X'X of the layer's inputs"
         )
-    return moments / mean if mean > 0 else moments.clone()
+    return moments.div_(mean) if mean > 0 else moments
 
 
 class Factors:
@@ -226,15 +228,15 @@ def _factors(moments: Tensor, damp: float) -> tuple[Tensor, Tensor, float]:
     mean = _mean(moments.diagonal())
     damping = damp * mean
     # From the last column to the first: the factor of the reversed matrix, U'U, gives U' reversed, which is upper.
-    reverse = moments.flip(0, 1).contiguous()
     while True:
-        damped = reverse.clone()
+        damped = moments.flip(0, 1).contiguous()
         damped.diagonal().add_(damping)
         damped.diagonal().masked_fill_(damped.diagonal() == 0, mean or 1.0)  # nothing comes from or goes to these
         if _core._factor(len(damped), damped.data_ptr()):
-            upper = damped.triu().T.flip(0, 1)
-            root = upper.diagonal()
-            return (upper / root).float().contiguous(), root.square().float().contiguous(), damping
+            upper = damped.triu_().T.flip(0, 1)
+            del damped
+            root = upper.diagonal().clone()
+            return upper.div_(root).float().contiguous(), root.square().float().contiguous(), damping
         damping = max(10 * damping, _LEAST_DAMP * mean)
         if not 0 < damping <= mean:
             raise DataError("gptq: hessian is not positive semidefinite; pass X'X of the layer's inputs")
