@@ -21,8 +21,11 @@ KEYS = {".safetensors", ".version", ".tensor.NAME", ".subjects"}  # of file name
 
 
 def told(text: str) -> set[str]:
-    """Return the dotted names of the package that a page uses, without what other libraries put behind them."""
-    return {name for name in NAME.findall(text) if name not in KEYS}
+    """Return the dotted names of the package that a page uses, without what other libraries put behind them.
+
+    ``octavo.transformers`` is imported by name, for a program without transformers has no such room.
+    """
+    return {name for name in NAME.findall(text) if name not in KEYS and name.split(".")[1] != "transformers"}
 
 
 NAMES = sorted(set().union(*(told(page.read_text()) for page in PAGES)))

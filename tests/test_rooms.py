@@ -40,6 +40,7 @@ ORDER = [
     "engine",
     "search",
     "compress",
+    "transformers",
     "lab",
     "cli",
 ]
