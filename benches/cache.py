@@ -146,10 +146,8 @@ def run(args: argparse.Namespace) -> int:
         folder = args.model or float_folder(Path(made) / "smollm2")
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         ids = windows(args.text, folder, args.windows, args.tokens)
-    if args.speeds_only:
-        measured = json.loads(args.json.read_text())["measured"]
-    else:
-        measured = accuracy(model, ids, args.formats)
+    known = json.loads(args.json.read_text())["measured"] if args.speeds_only else None
+    measured = known or accuracy(model, ids, args.formats)
     per_s, loads = speeds(model, [row["format"] for row in measured], args.context, args.rounds, args.force)
     limits = {"nats": (MOST_NATS, "nats above float"), "share": (MOST_SHARE, "of the bytes of float32")}
     bars = [
