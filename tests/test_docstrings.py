@@ -11,6 +11,7 @@ import inspect
 import json
 import re
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
 import octavo
@@ -27,6 +28,7 @@ NAMES = [name for name in octavo.__all__ if name != "__version__"]  # a text, wh
 #: All functions and methods of these keep to the same rules, but need no example.
 ROOMS = (
     "cuda", "data", "gemm", "graph", "linear", "lora", "nn", "prune", "quant", "recipe", "report", "search", "train",
+    *(["peft"] if find_spec("peft") else []),
 )  # fmt: skip
 
 

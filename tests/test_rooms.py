@@ -41,6 +41,7 @@ ORDER = [
     "search",
     "compress",
     "transformers",
+    "peft",
     "lab",
     "cli",
 ]

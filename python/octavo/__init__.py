@@ -9,7 +9,7 @@ a model                 Recipe, Rule, quantize_model, pack_model, prune_model, s
 quantizing, further     quant (coverage, prepare_model, freeze_scales, FormatSchedule, smooth_model, gptq), nn, recipe
 seeing a model whole    graph (capture, diff, sparsity, tensor_statistics, Pipeline)
 pruning                 prune (fold_model, compact_model, report, callback, Cubic, Iterative, groups)
-adapters                lora (insert, fuse, commit, save_adapters, load_adapters)
+adapters                lora (insert, fuse, commit, save_adapters, load_adapters); of PEFT: peft (prepare, merge)
 training                train (train, TrainConfig, Task)
 measuring, compressing  evaluate, compress_model
 running without torch   TextEncoder, TextGenerator, Sampling
@@ -73,6 +73,7 @@ if _TYPE_CHECKING:
     from octavo import model_folder as model_folder
     from octavo import nn as nn
     from octavo import ops as ops
+    from octavo import peft as peft
     from octavo import prune as prune
     from octavo import quant as quant
     from octavo import recipe as recipe
@@ -120,7 +121,7 @@ _LAZY = {
 
 _MODULES = (
     "compress", "cuda", "data", "engine", "gemm", "graph", "lab", "linear", "lora", "model_folder", "nn", "ops",
-    "prune", "quant", "recipe", "report", "search", "storage", "tensors", "train",
+    "peft", "prune", "quant", "recipe", "report", "search", "storage", "tensors", "train",
 )  # fmt: skip
 # Names of 0.1 and what they are now, which warn; they go with the release after this one.
 _FORMER = {

@@ -11,6 +11,7 @@ import signal
 import traceback
 import warnings
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import octavo
 import pytest
@@ -33,6 +34,7 @@ ROOMS = (
     "engine",
     "lab.architectures",
     "lab.polynomials",
+    *(["peft"] if find_spec("peft") else []),
 )
 LIMIT_S = 60
 

@@ -7,6 +7,7 @@ milliseconds, which get fewer values in a fast run.
 
 import json
 import random
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -504,6 +505,22 @@ def _(at):
 @valid("lora.save_adapters", slow=True)
 def _(at):
     return lora.save_adapters, {"model": m.adapted(), "path": at / "a.safetensors", "name": "default", "overwrite": True}  # fmt: skip
+
+
+# --- peft ------------------------------------------------------------------------------------------------------------------
+
+if find_spec("peft"):
+    import peft
+
+    simple("peft.prepare", octavo.peft.prepare, config=peft.LoraConfig(r=2))
+    simple("peft.target_modules", octavo.peft.target_modules, model=m.packed(), head=False, embeddings=False)
+
+    @valid("peft.merge", slow=True)
+    def _(at):
+        model = m.packed()
+        settings = octavo.peft.prepare(peft.LoraConfig(r=2, target_modules=octavo.peft.target_modules(model)))
+        model = peft.get_peft_model(model, settings)
+        return octavo.peft.merge, {"model": model, "recipe": "int8", "adapters": ["default"], "samples": m.x(), "calibration": [m.x()]}  # fmt: skip
 
 
 # --- train, report ---------------------------------------------------------------------------------------------------------

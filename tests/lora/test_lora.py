@@ -279,6 +279,23 @@ def test_a_fused_packed_weight_is_the_nearest_to_the_sum(model):
 # 5 ---------------------------------------------------------------------------------------------------------------------
 
 
+def test_an_int32_bias_counts_in_the_steps_of_the_fused_scales_and_comes_back_with_the_old_ones():
+    torch.manual_seed(0)
+    linear, x = nn.Linear(64, 32), torch.randn(16, 64)
+    nn.init.normal_(linear.bias, std=4.0)
+    quantized = octavo.quantize_model(
+        nn.Sequential(linear), "int8:channel input=int8@minmax bias=int32", calibration=[x], progress=False
+    )
+    model = lora.insert(octavo.pack_model(quantized), rank=4).eval()
+    nn.init.normal_(model.get_parameter("0.lora.default.B"))
+    adapted, bias = model(x), model[0].bias.clone()
+    lora.fuse(model)
+    assert not torch.equal(model[0].bias, bias)
+    assert torch.allclose(model(x), adapted, atol=0.02 * float(adapted.abs().max()))
+    lora.unfuse(model)
+    assert torch.equal(model[0].bias, bias) and torch.equal(model(x), adapted)
+
+
 @pytest.mark.parametrize("rank", [0, -1, 2.0, True, "4", None])
 def test_rank_is_an_integer_from_1(model, rank):
     with pytest.raises(ModelError, match="rank is"):

@@ -26,7 +26,7 @@ class FusedLayer:
 
     ``update``: Frobenius norm of the adapter's matrix over that of the weight. ``lost``: norm of the rounding error of
     the format, or of a 16-bit float, over the norm of the adapter's matrix; 0 for wider floats. ``codes_changed``:
-    share of the weight's codes that changed, None for a float weight.
+    share of the weight's codes that changed, None for a float weight and for another format.
     """
 
     path: str
@@ -82,10 +82,10 @@ def fuse(model: nn.Module, *, samples: Any = None) -> FuseReport:
     if not active:
         raise ModelError("lora: no adapter is active; insert one, or choose one with activate")
     _refuse_masks(model, active)
-    before = None if samples is None else _outputs(model, samples)
+    before = None if samples is None else outputs_of(model, samples)
     try:
         report = tuple(_fuse_layer(path, model.get_submodule(path), own) for path, own in active.items())
-        change = None if before is None else _change(before, _outputs(model, samples))
+        change = None if before is None else largest_change(before, outputs_of(model, samples))
     except BaseException:
         _restore(model, active)
         raise
@@ -169,11 +169,11 @@ def _fuse_float(path: str, layer: nn.Linear, own: Adapters, delta: Tensor) -> Fu
     old = layer.weight
     wanted = old.double() + delta
     new = _finite(wanted, old.dtype)
-    lost = _ratio(new.double() - wanted, delta) if old.dtype.itemsize < 4 else 0.0
+    lost = ratio(new.double() - wanted, delta) if old.dtype.itemsize < 4 else 0.0
     own.original = OriginalAttributes({"weight": old})
     # A new Parameter, because tied layers keep the old one.
     layer.weight = nn.Parameter(new, requires_grad=False)
-    return FusedLayer(path, None, _ratio(delta, old), lost, None)
+    return FusedLayer(path, None, ratio(delta, old), lost, None)
 
 
 def _finite(wanted: Tensor, dtype: torch.dtype) -> Tensor:
@@ -194,9 +194,10 @@ def _fuse_packed(path: str, layer: PackedLinear, own: Adapters, delta: Tensor) -
     before = old.decode(torch.float32)
     wanted = before.double() + delta
     new = encode(_finite(wanted, old.dtype), old.format, axis=old.axis, scale=old.scale)
-    own.original = OriginalAttributes({"weight": old})
+    bias = layer._buffers.get("bias")  # an int32 one, which the new scales give other steps
+    own.original = OriginalAttributes({"weight": old} if bias is None else {"weight": old, "bias": bias})
     layer.weight = new
-    return _rounded(path, old, new, wanted, before, delta)
+    return rounded_layer(path, old, new, wanted, before, delta)
 
 
 def _fuse_quantized(path: str, layer: QuantLinear, quantizer: Quantizer, own: Adapters, delta: Tensor) -> FusedLayer:
@@ -210,37 +211,42 @@ def _fuse_quantized(path: str, layer: QuantLinear, quantizer: Quantizer, own: Ad
     own.original = OriginalAttributes({"weight": weight, "weight_quantizer": quantizer})
     layer.weight = nn.Parameter(summed, requires_grad=False)
     if quantizer.is_static:
-        layer.weight_quantizer = _with_scales(quantizer, new)
-    return _rounded(path, old, new, wanted, before, delta)
+        layer.weight_quantizer = with_scales_of(quantizer, new)
+    return rounded_layer(path, old, new, wanted, before, delta)
 
 
-def _with_scales(quantizer: Quantizer, packed: PackedTensor) -> Quantizer:
+def with_scales_of(quantizer: Quantizer, packed: PackedTensor) -> Quantizer:
+    """Return a quantizer of the same format with the scales of an encoded tensor, fixed."""
     fixed = Quantizer(quantizer.spec, axis=quantizer.axis, what=quantizer.what)
     has_zeros, has_levels = packed.format.core.has_zeros, packed.format.core.has_levels
     fixed.set_scales(packed.scales, packed.zeros if has_zeros else None, packed.levels if has_levels else None)
     return fixed
 
 
-def _rounded(
+def rounded_layer(
     path: str, old: PackedTensor, new: PackedTensor, wanted: Tensor, before: Tensor, delta: Tensor
 ) -> FusedLayer:
-    changed = float((old.unpack() != new.unpack()).double().mean())
-    lost = _ratio(new.decode(torch.float32).double() - wanted, delta)
-    return FusedLayer(path, str(new.format), _ratio(delta, before), lost, changed)
+    """Return what fusing did to a layer of formats: ``wanted`` is the sum of ``before`` and ``delta``, float64."""
+    is_same = old.format == new.format  # codes of two formats are not compared
+    changed = float((old.unpack() != new.unpack()).double().mean()) if is_same else None
+    lost = ratio(new.decode(torch.float32).double() - wanted, delta)
+    return FusedLayer(path, str(new.format), ratio(delta, before), lost, changed)
 
 
-def _ratio(part: Tensor, whole: Tensor) -> float:
+def ratio(part: Tensor, whole: Tensor) -> float:
+    """Return the norm of one tensor over that of another, 0 where that is 0."""
     norm = float(torch.linalg.vector_norm(whole.double()))
     return float(torch.linalg.vector_norm(part.double())) / norm if norm else 0.0
 
 
-def _change(before: list[Tensor], after: list[Tensor]) -> float:
+def largest_change(before: list[Tensor], after: list[Tensor]) -> float:
+    """Return the largest absolute change of outputs, over their largest magnitude."""
     largest = max(float(a.abs().max()) for a in before)
     gap = max(float((a - b).abs().max()) for a, b in zip(before, after, strict=True))
     return gap / largest if largest else gap
 
 
-def _outputs(model: nn.Module, batch: Any) -> list[Tensor]:
+def outputs_of(model: nn.Module, batch: Any) -> list[Tensor]:
     """Return the float tensors of the model's output on a batch, in evaluation mode; modes are restored."""
     modes = {module: module.training for module in model.modules()}
     model.eval()

@@ -110,6 +110,8 @@ class PackedEmbedding(PackedLayer):
 
     replaces = nn.Embedding
     _geometry = ("padding_idx",)
+    # What nn.Embedding has, for code that looks rows up as its layer does.
+    max_norm, norm_type, scale_grad_by_freq, sparse = None, 2.0, False, False
 
     def __init__(
         self, weight: PackedTensor, *, padding_idx: int | None = None, output_quantizer: Quantizer | None = None

@@ -28,7 +28,8 @@ class Int32Bias(nn.Module):
         super().__init__()
         self.spec, self.what, self.enabled = spec, what, True
 
-    def integers(self, bias: Tensor, steps: Tensor) -> Tensor:
+    @staticmethod
+    def integers(bias: Tensor, steps: Tensor) -> Tensor:
         """Return ``rne(bias / steps)``, saturated to int32.
 
         Args:

@@ -140,9 +140,14 @@ class PackedLayer(WeightBuffers):
             raise ModelError(
                 f"{self.what}: {given} does not replace {self.packed_weight!r}; octavo.encode makes one of its shape"
             )
+        bias, steps = self._held_bias(), self._bias_steps()
         self.format, self.scale, self.dtype, self._text = weight.format, weight.scale, weight.dtype, weight.format.text
         self._has_two_parts = has_two_parts(weight.format)
         self._hold(weight)
+        if bias is not None and steps is not None:  # which counts in steps of the scales
+            own = self._bias_steps()
+            assert own is not None
+            self._buffers["bias"] = Int32Bias.integers(bias * steps.double(), own).to(torch.int32)
 
     @property
     def bias(self) -> Tensor | None:
@@ -152,14 +157,42 @@ class PackedLayer(WeightBuffers):
         bias = self._held_bias()
         if bias is None or bias.is_floating_point() or not inside_forward(self):
             return bias
-        scales, _, _ = cast("Quantizer", self.input_quantizer).given()
-        assert scales is not None  # an int32 bias is in steps of them
-        steps = scales * self.weight_scales.flatten().expand(len(bias))
-        return (bias * steps.double()).to(self.dtype)
+        return self.float_bias()
 
     @bias.setter
     def bias(self, value: Tensor | None) -> None:
         self._buffers["bias"] = value  # a Parameter never comes here; replicas of a model have plain tensors for them
+
+    def float_bias(self) -> Tensor | None:
+        """Return the bias in the logical dtype where it is held as int32, else as it is.
+
+        Returns:
+            ``[N]``, or None.
+        """
+        bias, steps = self._held_bias(), self._bias_steps()
+        return bias if bias is None or steps is None else (bias * steps.double()).to(self.dtype)
+
+    def set_float_bias(self, bias: Tensor) -> None:
+        """Overwrite the bias, rounded to steps of the accumulators where it is held as int32.
+
+        Args:
+            bias: ``[N]``, float.
+        """
+        own, steps = self._held_bias(), self._bias_steps()
+        assert own is not None  # the layer has one
+        if steps is not None:
+            self._buffers["bias"] = Int32Bias.integers(bias, steps).to(torch.int32)
+        else:
+            own.data = bias.detach().to(own)
+
+    def _bias_steps(self) -> Tensor | None:
+        """The steps of the accumulators ``[N]``, which an int32 bias counts in; None where there is no such bias."""
+        bias = self._held_bias()
+        if bias is None or bias.is_floating_point():
+            return None
+        scales, _, _ = cast("Quantizer", self.input_quantizer).given()
+        assert scales is not None  # an int32 bias is in steps of them
+        return scales * self.weight_scales.flatten().expand(len(bias))
 
     def _held_bias(self) -> Tensor | None:
         return self._parameters["bias"] if "bias" in self._parameters else self._buffers["bias"]

@@ -62,7 +62,7 @@ def untie_heads(model: nn.Module) -> Untied:
             "leave untie out"
         )
     steps: list[Callable[[], None]] = []
-    _untie_configurations(model, steps)
+    untie_configurations(model, steps)
     nbytes = 0
     for name in tables:
         layer = model.get_submodule(name.rpartition(".")[0])
@@ -82,7 +82,8 @@ def untie_heads(model: nn.Module) -> Untied:
     return Untied(tables, nbytes, undo)
 
 
-def _untie_configurations(model: nn.Module, steps: list[Callable[[], None]]) -> None:
+def untie_configurations(model: nn.Module, steps: list[Callable[[], None]]) -> None:
+    """Let configurations of transformers say that no head is tied; ``steps`` gets calls that undo it."""
     for module in model.modules():
         config = vars(module).get("config")
         if getattr(config, TIED_FIELD, False) is True:
