@@ -27,7 +27,16 @@ def test_importing_loads_nothing_heavy(code):
     assert python(loaded).stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("args", [["--help"], ["--version"], *([*command.split(), "--help"] for command in COMMANDS)])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--help"],
+        ["--version"],
+        ["-V"],
+        ["--show-completion", "bash"],
+        *([*command.split(), "--help"] for command in COMMANDS),
+    ],
+)
 def test_help_loads_nothing_heavy(args):
     code = f"""
 import sys

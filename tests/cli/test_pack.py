@@ -256,3 +256,34 @@ def test_names_in_a_file_cannot_steer_the_terminal(octavo, tmp_path):
     shown = octavo("inspect", file).stdout
     assert "\x1b" not in shown
     assert "\\x1b[31mred\\nline" in shown
+
+
+def test_json_has_every_tensor_and_why_some_stayed(octavo, model, tmp_path):
+    command = ["pack", model, "-o", tmp_path / "small.safetensors", "--recipe", "mxint8; embeddings.**=keep", "--json"]
+    planned = json.loads(octavo(*command, "--dry-run").stdout)
+    assert planned["file"] is None and not (tmp_path / "small.safetensors").exists()
+    packed = json.loads(octavo(*command).stdout)
+    assert packed["bytes"] == (tmp_path / "small.safetensors").stat().st_size
+    assert [row["name"] for row in packed["tensors"]] == [row["name"] for row in planned["tensors"]]
+    for row in packed["tensors"]:
+        assert (row["format"] is None) == (row["reason"] is not None), row
+    reasons = {row["name"]: row["reason"] for row in packed["tensors"]}
+    assert reasons["embeddings.word.weight"] == "kept by a rule"
+    assert reasons["layer.0.query.bias"] == "no rule names it"
+    assert reasons["layer.0.query.weight"] is None
+
+
+def test_json_of_a_folder_tells_its_head_and_its_norms(octavo, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=64,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    packed = json.loads(
+        octavo("pack", tmp_path / "llama", "-o", tmp_path / "small", "--recipe", "int4:g32", "--json").stdout
+    )
+    assert any("lm_head" in note for note in packed["notes"])
+    reasons = {row["name"]: row["reason"] for row in packed["tensors"]}
+    assert reasons["model.layers.0.mlp.up_proj.weight"] is None
+    assert "takes no formats" in reasons["model.norm.weight"]

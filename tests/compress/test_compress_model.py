@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
+from html import escape
 
 import octavo
 import pytest
@@ -64,6 +65,11 @@ def compressed(model=None, budget=BUDGET, **options):
 @pytest.fixture(scope="module")
 def result():
     return compressed()
+
+
+def test_a_notebook_shows_the_verdict(result):
+    lines = str(result).splitlines()
+    assert any("->" in line for line in lines) and result._repr_html_() == f"<pre>{escape(str(result))}</pre>"
 
 
 def chosen(found):

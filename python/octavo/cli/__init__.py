@@ -31,7 +31,6 @@ app = typer.Typer(
     cls=Commands,
     name="octavo",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

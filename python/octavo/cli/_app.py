@@ -104,7 +104,9 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)]
+version = Annotated[
+    bool, typer.Option("--version", "-V", help="Print the version.", callback=_print_version, is_eager=True)
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 OutOption = Annotated[Path, typer.Option("--out", "-o", metavar="PATH", help="Where to write.")]

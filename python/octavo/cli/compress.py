@@ -208,35 +208,14 @@ def _check_out(model: str, out: Path, *, force: bool) -> None:
 def _show(report: dict[str, Any], model: str, out: Path, json: bool) -> None:
     from octavo.display.console import console, print_json
     from octavo.model_folder.weight_files import Checkpoint
-    from octavo.report.value_texts import prediction_line, verdict_sentence
+    from octavo.report.value_texts import summary_lines
 
     if json:
         print_json(report)
         return
     stdout = console()
-    stdout.print(verdict_sentence(report))
-    for row in (*report["metrics"], *report["costs"]):
-        if "after" in row:
-            stdout.print(f"{row['label']:30} {_value(row, 'before')} -> {_value(row, 'after')}{_split(row)}")
-        for label, value in (row.get("others") or {}).items():
-            stdout.print(f"  {label:28} {_value({'unit': row['unit'], 'other': value}, 'other')}")
-    if prediction := report.get("prediction"):
-        stdout.print(prediction_line(prediction))
+    for line in summary_lines(report):
+        stdout.print(line)
     stdout.print(f"{'written':30} {out}: model, recipe.toml, report.html, report.json")
     if Path(model).is_dir():
         tell_left_behind(Checkpoint.open(Path(model)), stdout)
-
-
-def _split(row: dict[str, Any]) -> str:
-    return f" ({row['split']})" if "split" in row else ""
-
-
-def _value(row: dict[str, Any], key: str) -> str:
-    from octavo.display.numbers import size
-
-    value = row[key]["value"]
-    if row["unit"] == "share":
-        return f"{value:.2%}"
-    if row["unit"] == "B":
-        return size(int(value))
-    return f"{1000 * value:.2f} ms" if row["unit"] == "s" else f"{value:,.4g}"

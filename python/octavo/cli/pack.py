@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from octavo.cli._app import ForceOption, OutOption, read_recipe, tell_left_behind
+from octavo.cli._app import ForceOption, JsonOption, OutOption, read_recipe, tell_left_behind
 from octavo.errors import ContainerError, FormatError, ModelError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from octavo.model_folder.pack_checkpoint import TensorReport
     from octavo.model_folder.pack_folder import OpenFolder
     from octavo.model_folder.weight_files import Checkpoint
     from octavo.recipe import Recipe
+
+    Done = tuple[list[TensorReport], Path | None]  # of a dry run there is no file
 
 DEFAULT = "mxint8"
 
@@ -36,6 +36,7 @@ def run(
     ] = False,
     force: ForceOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show who would get what; write nothing.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Pack the weights of a model.
 
@@ -66,6 +67,8 @@ def run(
     A head whose weight is the table of the embedding has its format, and is stored once. --untie stores it as a tensor
     of its own, which a rule may give a format of its own. The output tells the bytes that it costs.
 
+    --json prints every tensor with its format, bytes and error; one that stays as it is has the reason.
+
     Layers of Octavo's own networks are packed as octavo.pack_model packs them. Matrices of an LSTM, which is no layer
     of a recipe, stay as they are.
 
@@ -77,25 +80,29 @@ def run(
       octavo pack pruned/ -o small/ --recipe int8:g32 --sparse
       octavo pack smollm2/ -o small/ --untie --recipe 'int4:g32; lm_head=int8:g32'
     """
-    from octavo.display.console import console
     from octavo.model_folder.weight_files import PACKED_NAME, Checkpoint, check_target
 
     rules = None if recipe is None else read_recipe(recipe)
     source = Checkpoint.open(path)
     check_target(source, out, PACKED_NAME, force=force)
-    stdout = console()
     if untie and not source.is_folder:
         raise ModelError(f"{path}: --untie is of the folder of a model; a file of tensors has no head")
-    opened = _open(source, stdout, untie=untie) if source.is_folder else None
+    notes: list[str] = []
+    opened = _open(source, notes, untie=untie) if source.is_folder else None
     if opened is None:
-        _pack_tensors(source, rules or read_recipe(DEFAULT), out, stdout, sparse=sparse, force=force, dry_run=dry_run)
+        done = _pack_tensors(source, rules or read_recipe(DEFAULT), out, sparse=sparse, force=force, dry_run=dry_run)
     else:
         given = rules if opened.is_packed else rules or read_recipe(DEFAULT)
-        _pack_model(source, opened, given, out, stdout, sparse=sparse, force=force, dry_run=dry_run)
+        done = _pack_model(source, opened, given, out, notes, sparse=sparse, force=force, dry_run=dry_run)
+    reports, file = done
+    if json:
+        _print_json(source, reports, file, notes)
+    else:
+        _print(source, reports, file, notes, sparse=sparse)
 
 
-def _open(source: Checkpoint, stdout: Console, *, untie: bool) -> OpenFolder | None:
-    """Return the model of a folder; None where its tensors are packed, with a line that says why."""
+def _open(source: Checkpoint, notes: list[str], *, untie: bool) -> OpenFolder | None:
+    """Return the model of a folder; None where its tensors are packed, with a note that says why."""
     from octavo.model_folder.explain_folder import TENSORS_ALONE
     from octavo.model_folder.pack_folder import OpenFolder
 
@@ -104,7 +111,7 @@ def _open(source: Checkpoint, stdout: Console, *, untie: bool) -> OpenFolder | N
     except (ModelError, ContainerError) as error:
         if untie:
             raise
-        stdout.print(f"{TENSORS_ALONE}: {error}")
+        notes.append(f"{TENSORS_ALONE}: {error}")
         return None
 
 
@@ -113,12 +120,12 @@ def _pack_model(
     opened: OpenFolder,
     rules: Recipe | None,
     out: Path,
-    stdout: Console,
+    notes: list[str],
     *,
     sparse: bool,
     force: bool,
     dry_run: bool,
-) -> None:
+) -> Done:
     from octavo.display.progress import progress
     from octavo.model_folder.pack_folder import save_folder
     from octavo.model_folder.tied_tensors import tied_sentences, untied_sentences
@@ -126,21 +133,17 @@ def _pack_model(
     planned = opened.plan(rules)
     _refuse_nothing(source, planned, rules)
     if dry_run:
-        _tell_plan(source, planned, stdout, sparse=sparse)
-        return
+        return planned, None
     with progress("packing", opened.nbytes) as done:
         packed = opened.pack(rules, sparse=sparse, progress=done)
     file = save_folder(source, out, packed.model, force=force, untied=opened.untied is not None)
-    _tell(source, packed.reports, file, stdout)
-    for line in (*tied_sentences(packed.model), *untied_sentences(packed.model, opened.untied)):
-        stdout.print(line)
+    notes += [*tied_sentences(packed.model), *untied_sentences(packed.model, opened.untied)]
     if packed.left_out:
-        stdout.print(f"left out, for a {type(packed.model).__name__} has no place for them: {_some(packed.left_out)}")
+        notes.append(f"left out, for a {type(packed.model).__name__} has no place for them: {_some(packed.left_out)}")
+    return packed.reports, file
 
 
-def _pack_tensors(
-    source: Checkpoint, rules: Recipe, out: Path, stdout: Console, *, sparse: bool, force: bool, dry_run: bool
-) -> None:
+def _pack_tensors(source: Checkpoint, rules: Recipe, out: Path, *, sparse: bool, force: bool, dry_run: bool) -> Done:
     from octavo.display.progress import progress
     from octavo.model_folder.pack_checkpoint import pack_tensors, plan
     from octavo.model_folder.weight_files import PACKED_NAME, RECIPE, write
@@ -149,12 +152,11 @@ def _pack_tensors(
     planned = plan(tensors, rules)
     _refuse_nothing(source, planned, rules)
     if dry_run:
-        _tell_plan(source, planned, stdout, sparse=sparse)
-        return
+        return planned, None
     with progress("packing", sum(tensor.nbytes for tensor in tensors.values())) as done:
         packing = pack_tensors(tensors, rules, sparse=sparse, progress=done)
     file = write(source, out, PACKED_NAME, packing.tensors, force=force, metadata={RECIPE: str(rules)})
-    _tell(source, packing.reports, file, stdout)
+    return packing.reports, file
 
 
 def _refuse_nothing(source: Checkpoint, planned: list[TensorReport], rules: Recipe | None) -> None:
@@ -166,33 +168,50 @@ def _refuse_nothing(source: Checkpoint, planned: list[TensorReport], rules: Reci
         )
 
 
-def _tell_plan(source: Checkpoint, reports: list[TensorReport], stdout: Console, *, sparse: bool) -> None:
-    from octavo.display.console import print_table
-    from octavo.display.numbers import size
-    from octavo.model_folder.weight_tables import packing_table
-
-    print_table(stdout, packing_table(reports))
-    after = sum(report.nbytes for report in reports)
-    stdout.print()
-    stdout.print(f"would pack {size(source.nbytes)} to about {size(after)}; nothing was written")
-    if sparse:
-        stdout.print("sizes are those of dense codes: zeros are counted when weights are packed")
-
-
-def _tell(source: Checkpoint, reports: list[TensorReport], file: Path, stdout: Console) -> None:
-    from octavo.display.console import print_table
+def _print(
+    source: Checkpoint, reports: list[TensorReport], file: Path | None, notes: list[str], *, sparse: bool
+) -> None:
+    from octavo.display.console import console, print_table
     from octavo.display.numbers import size
     from octavo.model_folder.pack_checkpoint import bits_per_weight
     from octavo.model_folder.weight_tables import packing_table
 
+    stdout = console()
     print_table(stdout, packing_table(reports))
-    after = file.stat().st_size
     stdout.print()
-    stdout.print(f"packed weights: {bits_per_weight(reports):.4g} bits per element")
-    ratio = source.nbytes / after
-    change = f"{ratio:.2f}x smaller" if ratio >= 1 else f"{1 / ratio:.2f}x larger"
-    stdout.print(f"on disk: {size(source.nbytes)} -> {size(after)} ({change}): {file}")
-    tell_left_behind(source, stdout)
+    if file is None:
+        after = sum(report.nbytes for report in reports)
+        stdout.print(f"would pack {size(source.nbytes)} to about {size(after)}; nothing was written")
+        if sparse:
+            stdout.print("sizes are those of dense codes: zeros are counted when weights are packed")
+    else:
+        after = file.stat().st_size
+        stdout.print(f"packed weights: {bits_per_weight(reports):.4g} bits per element")
+        ratio = source.nbytes / after
+        change = f"{ratio:.2f}x smaller" if ratio >= 1 else f"{1 / ratio:.2f}x larger"
+        stdout.print(f"on disk: {size(source.nbytes)} -> {size(after)} ({change}): {file}")
+        tell_left_behind(source, stdout)
+    for note in notes:
+        stdout.print(note)
+
+
+def _print_json(source: Checkpoint, reports: list[TensorReport], file: Path | None, notes: list[str]) -> None:
+    """Print what was packed, or would be: bytes of the file are those of its tensors where none was written."""
+    from octavo.display.console import print_json
+    from octavo.model_folder.pack_checkpoint import bits_per_weight
+    from octavo.model_folder.weight_tables import packing_dict
+
+    print_json(
+        {
+            "path": str(source.path),
+            "file": None if file is None else str(file),
+            "bytes_before": source.nbytes,
+            "bytes": sum(report.nbytes for report in reports) if file is None else file.stat().st_size,
+            "bits_per_element": bits_per_weight(reports),
+            "tensors": [packing_dict(report) for report in reports],
+            "notes": notes,
+        }
+    )
 
 
 def _some(names: tuple[str, ...]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from octavo.nn.tied_weights import untie_heads
 from octavo.quant.calibration import undisturbed
 from octavo.recipe import Recipe
 from octavo.report.compression_report import write_report
+from octavo.report.value_texts import summary_lines
 from octavo.search.fingerprints import identity_of, warn_of_unknown
 from octavo.search.journal import Journal
 from octavo.search.number_arrays import returned_number
@@ -64,6 +66,13 @@ class Compressed:
     report: dict[str, Any] = field(repr=False)
     found: Evidence = field(repr=False)
     job: Job = field(repr=False)
+
+    def __str__(self) -> str:
+        """Return the verdict, and every value before and after."""
+        return "\n".join(summary_lines(self.report))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     @checks_arguments
     def save(self, folder: Path | str, *, overwrite: bool = False) -> Path:

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from octavo.data.batches import call_numbered, tensors_in
 from octavo.display.console import plain_text, table
+from octavo.display.notebook import InNotebooks
 from octavo.errors import ModelError
 from octavo.graph.operator_work import work_of
 from octavo.graph.records import plain
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(InNotebooks):
     """The result of an analysis: rows of values with named columns; ``>name`` is a column of numbers."""
 
     columns: tuple[str, ...]

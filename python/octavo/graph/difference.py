@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from octavo.display.console import plain_text, table
+from octavo.display.notebook import InNotebooks
 from octavo.graph.records import ModuleNode, Node, TensorRecord, plain
 from octavo.recipe.sites import dtype_name
 from octavo.storage.arguments import checks_arguments
@@ -37,7 +38,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Difference:
+class Difference(InNotebooks):
     """The differences of a second graph from a first one. Falsy for equal graphs."""
 
     added: tuple[Node | ModuleNode, ...]

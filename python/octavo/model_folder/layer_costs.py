@@ -14,6 +14,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from octavo.display.console import plain_text, table
+from octavo.display.notebook import InNotebooks
 from octavo.display.numbers import shape_text, size
 from octavo.errors import ModelError
 from octavo.model_folder.stored_tensors import stored_state
@@ -73,7 +74,7 @@ class OtherTensor:
 
 
 @dataclass(frozen=True)
-class Costs:
+class Costs(InNotebooks):
     """The layers of a model for ``batch`` rows of input, and the measured ``bandwidth`` in bytes a second.
 
     ``others``: every parameter and buffer outside them, which PyTorch reads as the model says. ``tied``: sentences
@@ -101,7 +102,7 @@ class Costs:
         """Estimated time of all layers."""
         return sum(layer.seconds for layer in self.layers)
 
-    def table(self) -> Table:
+    def to_table(self) -> Table:
         """Return one row a layer, one for every other tensor, and the total; alike experts of a mixture are one row.
 
         Returns:
@@ -143,7 +144,7 @@ class Costs:
             note += f"\n{BOUND}"
         if any(expert_family(cost.path) for cost in self.layers):
             note += "\nBytes read and times count every expert of a mixture; a token needs those that it chooses"
-        return "\n".join([plain_text(self.table()), "", *self.tied, note])
+        return "\n".join([plain_text(self.to_table()), "", *self.tied, note])
 
 
 def _folded(costs: Sequence[LayerCost]) -> list[LayerCost]:

@@ -15,15 +15,18 @@ from torch import Tensor
 from octavo.errors import FormatError, OctavoError, ShapeError
 from octavo.ops.codec import decode, encode, quantize
 from octavo.recipe import Recipe
+from octavo.recipe.decide import Decision
 from octavo.recipe.sites import dtype_name
 from octavo.recipe.spec import BLOCK_RULES, Spec
-from octavo.recipe.tensor_decisions import select
+from octavo.recipe.tensor_decisions import decide_tensors, select
 from octavo.tensors.formats import Format
 from octavo.tensors.packed_tensor import PackedTensor
 
 # Called with a tensor's name and the bytes of it that were just worked through.
 Progress = Callable[[str, int], None]
 
+NO_WEIGHT = "no weight of a layer"
+"""Why a buffer is kept, and a tensor that a recipe does not ask about."""
 _NATIVE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Elements whose errors are summed at once. Their float64 buffers stay in the cache, and torch works on so few in one
 # thread: sums do not depend on the number of threads, nor wait for them on a busy machine (measured: up to 100 times).
@@ -96,6 +99,7 @@ class TensorReport:
     """The packing of one tensor: ``format`` is None where it was kept, ``sqnr_db`` where nothing was measured.
 
     ``zeros``: share of the codes that are 0 and left out, ``dense_nbytes``: bytes with them; None of dense codes.
+    ``reason``: why the tensor was kept.
     """
 
     name: str
@@ -107,6 +111,7 @@ class TensorReport:
     errors: Errors | None = None
     zeros: float | None = None
     dense_nbytes: int | None = None
+    reason: str | None = None
 
     @property
     def elements(self) -> int:
@@ -144,7 +149,7 @@ def plan(tensors: Mapping[str, Tensor | PackedTensor], recipe: Recipe) -> list[T
     for name, spec in recipe.assign(tensors).items():
         nbytes = tensors[name].nbytes if spec is None else spec.format.nbytes(tuple(tensors[name].shape))
         reports.append(_report(name, tensors[name], spec, nbytes))
-    return reports
+    return with_reasons(reports, decide_tensors(recipe.rules, tensors))
 
 
 def pack_tensors(
@@ -175,6 +180,7 @@ def pack_tensors(
         packing.reports.append(with_zeros(_report(name, before, spec, after.nbytes, errors), after))
         if progress:
             progress(name, before.nbytes)
+    packing.reports = with_reasons(packing.reports, decide_tensors(recipe.rules, tensors))
     return packing
 
 
@@ -203,6 +209,14 @@ def _report(
 ) -> TensorReport:
     text = None if spec is None else str(spec.format)
     return TensorReport(name, tuple(tensor.shape), dtype_name(tensor.dtype), text, tensor.nbytes, nbytes, errors)
+
+
+def with_reasons(reports: Iterable[TensorReport], decisions: Iterable[Decision]) -> list[TensorReport]:
+    """Return the reports, those of kept tensors with the reason, of the decision about the tensor of that name."""
+    reasons = {decision.site.path: decision.reason for decision in decisions}
+    return [
+        report if report.format else replace(report, reason=reasons.get(report.name) or NO_WEIGHT) for report in reports
+    ]
 
 
 def with_zeros(report: TensorReport, packed: Tensor | PackedTensor) -> TensorReport:

@@ -19,7 +19,7 @@ from octavo.model_folder.companion_files import copy_companions
 from octavo.model_folder.features.described_layers import build_layer, packed_class, plain
 from octavo.model_folder.infer_structure import as_layer, model_of, packable
 from octavo.model_folder.model_config import CONFIG, own_model
-from octavo.model_folder.pack_checkpoint import Errors, Progress, TensorReport, measure, with_zeros
+from octavo.model_folder.pack_checkpoint import Errors, Progress, TensorReport, measure, with_reasons, with_zeros
 from octavo.model_folder.place_tensors import assign_plain, fits, refuse_empty
 from octavo.model_folder.save_load import save_weights, write_config
 from octavo.model_folder.tensor_names import Placed, Places
@@ -30,6 +30,7 @@ from octavo.nn.tied_weights import TIED_FIELD, Untied, untie_heads
 from octavo.quant.apply_recipe import check_weights, prepare_weights, solve_weight
 from octavo.quant.pack_layers import leave_out_zeros, pack_layer, share_codes
 from octavo.recipe import Recipe
+from octavo.recipe.decide import Decision
 from octavo.recipe.model_decisions import decide_model, layer_plans
 from octavo.recipe.note import note_recipe
 from octavo.recipe.sites import dtype_name, join
@@ -104,6 +105,7 @@ class OpenFolder:
     def plan(self, recipe: Recipe | None) -> list[TensorReport]:
         """Tell what :meth:`pack` would do, from names and shapes alone. Refuses the recipes that it refuses."""
         formats: dict[str, tuple[str, int]] = {}
+        decisions: list[Decision] = []
         parts: dict[str, list[TensorReport]] = {}
         if recipe is not None:
             self._refuse_packed()
@@ -133,7 +135,7 @@ class OpenFolder:
                 continue
             text, nbytes = formats.get(name, (None, tensor.nbytes))
             reports.append(_report(name, tensor, text, nbytes))
-        return reports
+        return with_reasons(reports, decisions)
 
     def pack(self, recipe: Recipe | None, *, sparse: bool = False, progress: Progress | None = None) -> PackedFolder:
         """Return the packed model: bit for bit what quantize_model and pack_model make of the float one.
@@ -143,7 +145,8 @@ class OpenFolder:
         DTypeError as :func:`octavo.quantize_model`, CalibrationError where the recipe asks for data, NonFiniteError
         with the tensor's name.
         """
-        plan = self._stored_plan() if recipe is None else layer_plans(decide_model(recipe.rules, self.model))
+        decisions = [] if recipe is None else decide_model(recipe.rules, self.model)
+        plan = self._stored_plan() if recipe is None else layer_plans(decisions)
         if recipe is not None:
             self._refuse_packed()
         reached, _ = layers_in_reach(self.model)
@@ -165,7 +168,8 @@ class OpenFolder:
                 whole = join(path, name)
                 of_parts = [reports[join(path, part)] for part in origin.parts]
                 reports[whole] = _joined(_report(whole, self.found.tensors[whole], None, 0), of_parts)
-        return PackedFolder(model.eval(), [reports[name] for name in self.found.tensors], places.left_out)
+        told = with_reasons((reports[name] for name in self.found.tensors), decisions)
+        return PackedFolder(model.eval(), told, places.left_out)
 
     def _stored_plan(self) -> dict[str, LayerPlan]:
         """Return the formats that weights are packed in already, by layer."""

@@ -71,6 +71,21 @@ def packing_table(reports: list[TensorReport]) -> Table:
     return rows
 
 
+def packing_dict(report: TensorReport) -> dict[str, Any]:
+    """Return one row for programs: a kept tensor has no format, and a reason."""
+    return {
+        "name": report.name,
+        "shape": list(report.shape),
+        "dtype": report.dtype,
+        "format": report.format,
+        "reason": report.reason,
+        "bytes_before": report.nbytes_before,
+        "bytes": report.nbytes,
+        "sqnr_db": None if report.errors is None else finite(report.errors.sqnr_db),
+        **({} if report.zeros is None else {"zeros": report.zeros, "dense_bytes": report.dense_nbytes}),
+    }
+
+
 def entry_table(entries: list[TensorEntry]) -> Table:
     """One row a tensor of a file. Sparse codes add their two columns."""
     sparse = any(entry.nonzero is not None for entry in entries)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from octavo.display.console import plain_text
+from octavo.display.notebook import InNotebooks
 from octavo.graph import Report
 from octavo.nn.masks import Masks, masked_layers
 from octavo.recipe.sites import join
@@ -35,7 +36,7 @@ class PrunedTensor:
 
 
 @dataclass(frozen=True)
-class PruneReport:
+class PruneReport(InNotebooks):
     """The masks of a model, tensor by tensor, with totals.
 
     ``parameters``: elements of all parameters of the model, masked or not; tied ones count once. ``mask_bytes``: bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -11,7 +11,7 @@ from octavo.data.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import CalibrationError, DTypeError, FormatError, OctavoError
 from octavo.nn.meta_tensors import refuse_meta
-from octavo.nn.model_copies import deep_copy, shared_copy
+from octavo.nn.model_copies import M, deep_copy, shared_copy
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
@@ -35,7 +35,7 @@ _SOLVED = ("gptq", "hqq")
 
 @checks_arguments
 def quantize_model(
-    model: nn.Module,
+    model: M,
     recipe: Any,
     *,
     calibration: Iterable[Any] | None = None,
@@ -44,7 +44,7 @@ def quantize_model(
     inplace: bool = False,
     untie: bool = False,
     progress: bool | Report = True,
-) -> nn.Module:
+) -> M:
     """Return ``model`` with the layers of a recipe replaced by simulated quantized ones, their scales calibrated.
 
     Parameters, ties, hooks, modes, dtypes and devices stay; so do state-dict names, to which scales are added. If
@@ -113,8 +113,8 @@ def quantize_model(
 
 
 def quantized_beside(
-    model: nn.Module, recipe: Any, *, calibration: Iterable[Any], samples: int | None, store: Store | None = None
-) -> nn.Module:
+    model: M, recipe: Any, *, calibration: Iterable[Any], samples: int | None, store: Store | None = None
+) -> M:
     """Return the model of :func:`quantize_model` over the memory of a float model's matrices, for a measurement.
 
     Its other parameters, such as biases, are its own, as are weights that a solver finds; these lie in mapped files
@@ -125,7 +125,7 @@ def quantized_beside(
 
 
 def _quantized(
-    model: nn.Module,
+    model: M,
     recipe: Any,
     calibration: Iterable[Any] | None,
     samples: int | None,
@@ -134,7 +134,7 @@ def _quantized(
     show: Stages,
     beside: Beside | None,
     store: Store | None,
-) -> nn.Module:
+) -> M:
     plan = plan_of(model, recipe)
     refuse_meta(model, "quantize_model")
     rules = None if plan is recipe else str(Recipe.of(recipe))
@@ -154,7 +154,7 @@ def _quantized(
     if batches is not None and _needs_data(replacement):
         batches = unpadded(model, batches)
     try:
-        quantized = replacement.apply()
+        quantized = cast("M", replacement.apply())  # a lone layer alone becomes one of another class
         watch_first_pass(quantized)
         solvable, unreached = _calibrate(quantized, replacement, batches, show)
         unreached += solve_weights(
@@ -175,7 +175,7 @@ def _quantized(
     return quantized
 
 
-def _untied(model: nn.Module, recipe: Any, inplace: bool, **options: Any) -> nn.Module:
+def _untied(model: M, recipe: Any, inplace: bool, **options: Any) -> M:
     """Quantize a model, or a copy of it, with heads untied; after an error it is as it was."""
     own = model if inplace else deep_copy(model)
     heads = untie_heads(own)
@@ -192,7 +192,7 @@ def _is_quantized(model: nn.Module) -> bool:
 
 
 @checks_arguments
-def prepare_model(model: nn.Module, recipe: Any, *, inplace: bool = False) -> nn.Module:
+def prepare_model(model: M, recipe: Any, *, inplace: bool = False) -> M:
     """Return ``model`` with quantized layers that have no scales yet, for ``load_state_dict`` of a quantized model.
 
     Calling the model before scales are loaded raises CalibrationError where the recipe names a calibration.
@@ -217,7 +217,7 @@ def prepare_model(model: nn.Module, recipe: Any, *, inplace: bool = False) -> nn
         <All keys matched successfully>
     """
     plan = plan_of(model, recipe)
-    return Replacement(model if inplace else deep_copy(model), plan).apply()
+    return cast("M", Replacement(model if inplace else deep_copy(model), plan).apply())
 
 
 def check_weights(model: nn.Module, plan: Plan, recipe: str | None = None) -> None:
@@ -353,7 +353,7 @@ def _learn(quantizer: Quantizer) -> None:
 
 
 @checks_arguments
-def freeze_scales(model: nn.Module) -> nn.Module:
+def freeze_scales(model: M) -> M:
     """Fix every weight's scales as they are now, and end the learning of learned ones.
 
     For the last tenth of quantization-aware training: weights then settle on a grid that stands still. Scales of

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from octavo.display.notebook import InNotebooks
 from octavo.display.progress import Stages
 from octavo.errors import CoverageWarning, OctavoError
 from octavo.nn import PackedLayer, Quantizer
 from octavo.quant.unused_layers import bypassed
 from octavo.recipe import Recipe
-from octavo.recipe.decide import Decision
-from octavo.recipe.explanation_rows import UNNAMED
 from octavo.recipe.model_decisions import decide_sites
 from octavo.recipe.note import noted_recipe
 from octavo.recipe.sites import join, model_sites
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 LEAST = 0.5
 """Share of the parameters below which quantize_model warns."""
 
-KEPT = "kept by a rule"
 LEFT = "no format in the recipe"
 """Where the recipe cannot be asked: of a model that it is not of any more, or that is packed."""
 OFF = "its quantizer is switched off"
@@ -58,7 +56,7 @@ class TensorCoverage:
 
 
 @dataclass(frozen=True)
-class Coverage:
+class Coverage(InNotebooks):
     """Every parameter of a model once, however often it is shared, in the order of its modules."""
 
     tensors: tuple[TensorCoverage, ...]
@@ -266,14 +264,8 @@ def _reasons(model: nn.Module) -> dict[int, str]:
         decisions = decide_sites(Recipe.parse(text).rules, sites)
     except OctavoError:  # layers were added or taken out since
         return reasons
-    of_recipe = {id(d.site.tensor): _reason(d) for d in reversed(decisions) if d.site.tensor is not None}
+    of_recipe = {id(d.site.tensor): d.reason or LEFT for d in reversed(decisions) if d.site.tensor is not None}
     return reasons | of_recipe
-
-
-def _reason(decision: Decision) -> str:
-    if decision.site.problem is not None:
-        return decision.site.problem
-    return UNNAMED if decision.rule is None else KEPT
 
 
 def _name(dtype: Any) -> str:

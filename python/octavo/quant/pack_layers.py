@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor, nn
 
 from octavo.errors import ModelError, OctavoError
 from octavo.nn import PackedEmbedding, PackedLayer, QuantLayer
 from octavo.nn.masks import Masks
 from octavo.nn.meta_tensors import refuse_meta
+from octavo.nn.model_copies import M
 from octavo.nn.own_forward import OwnForward
 from octavo.nn.registry import kind_of
 from octavo.nn.replace_modules import copy_with, replace_modules
@@ -16,7 +19,7 @@ from octavo.tensors.packed_tensor import PackedTensor
 
 
 @checks_arguments
-def pack_model(model: nn.Module, *, sparse: bool = False, inplace: bool = False) -> nn.Module:
+def pack_model(model: M, *, sparse: bool = False, inplace: bool = False) -> M:
     """Return the model with its quantized weights as codes: the layers of :func:`octavo.quantize_model`, in bytes.
 
     Every simulated layer whose weight has a format becomes a packed one of the same path, mode and hooks; its dense
@@ -69,7 +72,8 @@ def pack_model(model: nn.Module, *, sparse: bool = False, inplace: bool = False)
         packed[id(layer)] = packed_layer
     for twins in shared.values() if sparse else ():
         leave_out_zeros(twins)
-    return replace_modules(model, packed) if inplace else copy_with(model, packed)
+    # A lone layer alone becomes one of another class.
+    return cast("M", replace_modules(model, packed) if inplace else copy_with(model, packed))
 
 
 def _has_weight(layer: QuantLayer) -> bool:

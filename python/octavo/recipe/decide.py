@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from octavo.errors import FormatError
+from octavo.recipe.explanation_rows import KEPT, UNNAMED
 from octavo.recipe.rule import Rule
 from octavo.recipe.selectors import Selector
 from octavo.recipe.sites import Site, default_layers
@@ -34,6 +35,13 @@ class Decision:
         """Format of the tensor, None where it is kept: fp32 leaves every value of a model as it is."""
         is_kept = self.spec is None or (self.site.of_model and str(self.spec.format) == "fp32")
         return None if self.spec is None or is_kept else self.spec.format
+
+    @property
+    def reason(self) -> str | None:
+        """Why the tensor stays as it is; None where it has a format."""
+        if self.format is not None:
+            return None
+        return self.site.problem or (UNNAMED if self.rule is None else KEPT)
 
 
 def decide(rules: Sequence[Rule], sites: Sequence[Site], *, kind: str) -> list[Decision]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from octavo.recipe.decide import Decision
-from octavo.recipe.explanation_rows import UNNAMED, Row, Totals, Unreached
+from octavo.recipe.explanation_rows import Row, Totals, Unreached
 from octavo.recipe.model_decisions import decide_model
 from octavo.recipe.rule import Rule
 from octavo.recipe.tensor_decisions import decide_tensors
@@ -70,7 +70,7 @@ def explain_tensors(
 def _explained(rules: Sequence[Rule], decisions: list[Decision], without_model: str | None = None) -> Explanation:
     rows = tuple(_row(decision) for decision in decisions if decision.rule and _tells(decision))
     unreached = tuple(
-        Unreached(site.path, site.shape, str(site.dtype).removeprefix("torch."), site.problem or UNNAMED)
+        Unreached(site.path, site.shape, str(site.dtype).removeprefix("torch."), str(decision.reason))
         for decision in decisions
         if (site := decision.site).shape is not None and not decision.rule
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-UNNAMED = "no rule names it"
+UNNAMED, KEPT = "no rule names it", "kept by a rule"
 """Why a parameter that could have a format stays as it is."""
 
 

@@ -80,6 +80,29 @@ def verdict_sentence(report: Mapping[str, Any]) -> str:
     return f"{report['model']['name']}: {missed}{gains}."
 
 
+def summary_lines(report: Mapping[str, Any]) -> list[str]:
+    """Return what a report says first: the verdict, every value before and after, and how well it was predicted."""
+    lines = [verdict_sentence(report)]
+    for row in (*report["metrics"], *report["costs"]):
+        if "after" in row:
+            split = f" ({row['split']})" if "split" in row else ""
+            before, after = (_plain_value(row[key]["value"], row["unit"]) for key in ("before", "after"))
+            lines.append(f"{row['label']:30} {before} -> {after}{split}")
+        for label, value in (row.get("others") or {}).items():
+            lines.append(f"  {label:28} {_plain_value(value['value'], row['unit'])}")
+    if prediction := report.get("prediction"):
+        lines.append(prediction_line(prediction))
+    return lines
+
+
+def _plain_value(value: float, unit: str) -> str:
+    if unit == "share":
+        return f"{value:.2%}"
+    if unit == "B":
+        return size(int(value))
+    return f"{1000 * value:.2f} ms" if unit == "s" else f"{value:,.4g}"
+
+
 def _size_part(costs: Mapping[str, Mapping[str, Any]]) -> str:
     row = costs.get("file_bytes")
     bits = costs.get("bits_all") or costs.get("bits_quantized")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.display.notebook import InNotebooks
 from octavo.errors import DataError
 from octavo.recipe.rule import KEEP
 from octavo.search.number_arrays import number_array
@@ -44,7 +45,7 @@ class Group:
 
 
 @dataclass(frozen=True, eq=False)
-class Sensitivity:
+class Sensitivity(InNotebooks):
     """The loss and the bytes of every group in every format, with one group changed at a time.
 
     ``formats``: texts as recipes write them; the last is ``keep``, the float tensors. ``loss``: float64

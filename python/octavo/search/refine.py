@@ -10,6 +10,7 @@ from torch import nn
 
 from octavo.data.batches import Batches, call_numbered
 from octavo.data.kept_trees import KeptTrees
+from octavo.display.notebook import InNotebooks
 from octavo.display.progress import Report, Stages
 from octavo.errors import CalibrationError, ConfigError, DTypeError, FormatError, ModelError, NonFiniteError
 from octavo.nn.model_copies import deep_copy, shared_copy
@@ -53,7 +54,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class Tuned(InNotebooks):
     """The result of :func:`tune`. ``model``: quantized, not packed. ``recipe``: its formats and solvers.
 
     ``before``, ``loss``: divergence from the float model without any method, and with the methods that were kept.

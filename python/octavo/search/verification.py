@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from octavo.display.notebook import InNotebooks
 from octavo.display.progress import Report, Stages
 from octavo.errors import ConfigError, NonFiniteError
 from octavo.search.fingerprints import identity_of, warn_of_unknown
@@ -40,7 +41,7 @@ class Verified:
 
 
 @dataclass(frozen=True)
-class Verification:
+class Verification(InNotebooks):
     """Points of a front and their measured losses. ``notes``: remarks about the prediction."""
 
     rows: tuple[Verified, ...]
