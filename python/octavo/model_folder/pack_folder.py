@@ -168,8 +168,8 @@ class OpenFolder:
                 whole = join(path, name)
                 of_parts = [reports[join(path, part)] for part in origin.parts]
                 reports[whole] = _joined(_report(whole, self.found.tensors[whole], None, 0), of_parts)
-        told = with_reasons((reports[name] for name in self.found.tensors), decisions)
-        return PackedFolder(model.eval(), told, places.left_out)
+        rows = with_reasons((reports[name] for name in self.found.tensors), decisions)
+        return PackedFolder(model.eval(), rows, places.left_out)
 
     def _stored_plan(self) -> dict[str, LayerPlan]:
         """Return the formats that weights are packed in already, by layer."""
