@@ -55,7 +55,7 @@ _BATCH = 32
 _MOST_TOKENS = 1 << 20
 _TASKS = {"embeddings": "text encoder", "classifier": "classifier of texts", "language": "language model"}
 _WINDOW, _SENTENCES, _VALIDATION, _TEST = 64, 32, 16_384, 65_536
-_SHORT_VALIDATION, _SHORT_TEST = 8_192, 16_384
+_SHORT = 8_192  # tokens of both with --fast
 _ROWS_OF_BATCH = 8  # of windows of the usual length
 
 
@@ -256,7 +256,7 @@ def _language(opened: TextModel, data: Path, test: Path | None, reading: Reading
             break
     together = max(_ROWS_OF_BATCH * _WINDOW // tokens, 1)  # scores of large vocabularies take the memory
     rows = window_batches(cut, tokens, opened.argument, together)
-    most, reports = (_SHORT_VALIDATION, _SHORT_TEST) if reading.short else (_VALIDATION, _TEST)
+    most, reports = (_SHORT, _SHORT) if reading.short else (_VALIDATION, _TEST)
     guard, last_guard = (_SHORT_GUARD, _GUARD) if reading.short else (_GUARD, None)
     choosing = min(most, (len(ids) - calibrating) // (1 if test else 2))
     chosen = ids[calibrating : calibrating + choosing]

@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from octavo.data.batches import call_on, map_leaves, samples_of, tensors_in
 from octavo.train.model_outputs import evaluating
 
-#: Batch sizes of the latencies in a report; the most ids of a batch, whose scores would else take gigabytes.
-SIZES, IDS = (1, 32), 2048
+#: Batch sizes of the latencies in a report; the most ids of a batch, and the most parameters times ids: of a large
+#: vocabulary the scores would else take gigabytes, of a large model the calls minutes.
+SIZES, IDS, WORK = (1, 32), 2048, 1 << 36
 _RUNS, _SECONDS = 15, 4.0  # rounds of a latency, and seconds after which three rounds are enough
 _PEAK = "weights, and the most bytes of tensors that were alive at once in a call"
 
@@ -37,15 +38,16 @@ def cost_row(
 
 
 def forward_costs(before: nn.Module, after: nn.Module, batch: Any) -> list[dict[str, Any]]:
-    """Return peak memory, and latencies at 1 and 32 samples, or as many as have 2,048 ids, of two models.
+    """Return peak memory, and latencies at 1 and 32 samples, of two models.
 
-    A row without values has the reason. ``batch``: the input of both, cut or repeated to so many samples.
+    Fewer samples of a batch with more than 2,048 ids, or of a model with more than 32 million parameters. A row without values has the reason. ``batch``: the input of both, cut or repeated to so many samples.
     """
     rows, largest = [], batch
     label = "peak memory"
     ids = max((leaf.numel() for leaf in tensors_in(batch) if not leaf.is_floating_point()), default=1)
     length = max(ids // max(samples_of(batch), 1), 1)
-    for size in dict.fromkeys(max(min(size, IDS // length), 1) for size in SIZES):
+    most = min(IDS, WORK // max(sum(parameter.numel() for parameter in before.parameters()), 1)) // length
+    for size in dict.fromkeys(max(min(size, most), 1) for size in SIZES):
         name, title = f"latency_{size}", f"latency, batch {size}"
         try:
             seconds = latencies({"before": before, "after": after}, resized(batch, size))
