@@ -191,6 +191,7 @@ _late_binding.bind(
     {
         **_LAZY,
         "dumps": "octavo.tensors.container",
+        "float_model": "octavo.model_folder.float_model",
         "float_kinds": "octavo.nn.registry",
         "kind_of": "octavo.nn.registry",
         "layers_in_reach": "octavo.nn.rewriting",

@@ -29,6 +29,12 @@ def hold_files(model: nn.Module, contents: Mapping[str, bytes]) -> None:
     vars(model)[_NAME] = dict(contents)
 
 
+def hand_files(model: nn.Module, other: nn.Module) -> None:
+    """Keep the files of ``model`` with another model, too."""
+    if isinstance(contents := vars(model).get(_NAME), dict):
+        hold_files(other, contents)
+
+
 def replaced_files(model: nn.Module, target: Path) -> set[str]:
     """Return the entries of a folder that go when ``model`` is written to it: files of another model like its own."""
     return {Path(place).parts[0] for place in belonging(target)} if vars(model).get(_NAME) else set()

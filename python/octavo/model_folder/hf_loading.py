@@ -19,6 +19,7 @@ from octavo.errors import ContainerError, ModelError, OctavoError
 from octavo.model_folder.companion_files import CHAT_TEMPLATE, TOKENIZER_TEXTS, VOCABULARIES
 from octavo.model_folder.config_limits import build_config
 from octavo.model_folder.model_config import CONFIG as CONFIG
+from octavo.model_folder.quantization_entry import without_ours
 from octavo.model_folder.size_limits import Extent
 from octavo.model_folder.tokenizer_growth import check_growth
 from octavo.storage import folders
@@ -56,7 +57,7 @@ def load_config(folder: Path) -> tuple[Any, dict[str, Any]]:
         raise ContainerError(
             f"{file}: model_type is {shown(values.get('model_type'))}; accepted is a text, such as 'bert'"
         )
-    cleaned = _cleaned(values)
+    cleaned = without_ours(_cleaned(values))
     _check_dtypes(cleaned, file)
     transformers = _transformers(folder)
 

@@ -21,6 +21,7 @@ from octavo.model_folder.infer_structure import as_layer, model_of, packable
 from octavo.model_folder.model_config import CONFIG, own_model
 from octavo.model_folder.pack_checkpoint import Errors, Progress, TensorReport, measure, with_reasons, with_zeros
 from octavo.model_folder.place_tensors import assign_plain, fits, refuse_empty
+from octavo.model_folder.quantization_entry import entry_of, write_entry
 from octavo.model_folder.save_load import save_weights, write_config
 from octavo.model_folder.tensor_names import Placed, Places
 from octavo.model_folder.weight_files import PACKED_NAME, Checkpoint, layers_of, replaced
@@ -206,6 +207,8 @@ def write_folder(
         write_config(model, folder)
     elif untied:
         files.write(folder / CONFIG, json.dumps(_untied(read_json(folder / CONFIG, finite=False)), indent=2) + "\n")
+    if not own_config:
+        write_entry(folder, entry_of(model))
     save_weights(model, folder / PACKED_NAME, source.metadata())
     return folder / PACKED_NAME
 

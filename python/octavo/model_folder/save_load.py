@@ -19,6 +19,7 @@ from octavo.model_folder.hf_loading import CONFIG
 from octavo.model_folder.infer_structure import fitting, infer_structure, own_skeleton
 from octavo.model_folder.model_config import SHAPE, config_text, described, own_model
 from octavo.model_folder.place_tensors import assign_plain, refuse_empty
+from octavo.model_folder.quantization_entry import ENTRY, entry_of, is_ours
 from octavo.model_folder.skeleton import build, build_from_config, drop_pooler
 from octavo.model_folder.stored_feature import Restoration, Stage
 from octavo.model_folder.stored_tensors import stored_state
@@ -132,6 +133,11 @@ def load_model(
     return loaded
 
 
+def fill_from(source: Checkpoint, model: nn.Module) -> nn.Module:
+    """Return ``model``, filled from a file of :func:`save_model`. Raises as :func:`load_model`."""
+    return _load(source, model, False)
+
+
 def _load(source: Checkpoint, model: nn.Module | Callable[[], nn.Module] | None, mmap: bool) -> nn.Module:
     metadata = source.metadata()
     text = metadata.get(KEY)
@@ -233,6 +239,11 @@ def write_config(model: nn.Module, folder: Path) -> None:
             config = copy.deepcopy(config)
             if name == "config":
                 config.architectures = [type(model).__name__]
+                entry = entry_of(model)
+                if entry is not None:
+                    setattr(config, ENTRY, entry)
+                elif is_ours(getattr(config, ENTRY, None)):
+                    delattr(config, ENTRY)
             config.save_pretrained(folder)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ContainerError
 from octavo.model_folder.companion_files import WEIGHTS, belonging, copy_companions, measurements
+from octavo.model_folder.quantization_entry import write_entry
 from octavo.storage import folders
 from octavo.storage.reading import INDEX_BYTES, member, parse_json, read_json, shown
 from octavo.tensors import container
@@ -230,6 +231,8 @@ def fill_folder(
 ) -> Path:
     """Write ``tensors`` and copies of the source's other files into ``folder``. Return the weights' file."""
     copy_companions(source.path, folder)
+    if weights_name == PLAIN_NAME:
+        write_entry(folder, None)
     _save(source, folder / weights_name, tensors, metadata, overwrite=True)
     return folder / weights_name
 

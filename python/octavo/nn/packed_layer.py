@@ -197,6 +197,14 @@ class PackedLayer(WeightBuffers):
     def _held_bias(self) -> Tensor | None:
         return self._parameters["bias"] if "bias" in self._parameters else self._buffers["bias"]
 
+    def float_weight(self) -> Tensor:
+        """Return the weight as the float layer has it: decoded, of its shape.
+
+        Returns:
+            A tensor of the logical dtype.
+        """
+        return self._read_weight()
+
     def _read_weight(self) -> Tensor:
         weight = self._decoded(self.dtype)
         return weight.t() if self._transposed else weight
@@ -305,7 +313,7 @@ class PackedLayer(WeightBuffers):
         if quantizer is None or not quantizer.enabled:
             state = "is not quantized" if quantizer is None else "has its quantizer switched off"
             raise ModelError(f"{what}: its weight {state}, so there is nothing to pack; give it a format")
-        weight = quantizer.encode(layer.weight_matrix().detach())
+        weight = layer.encoded_weight()
         bias, rounding = getattr(layer, "bias", None), layer.bias_quantizer
         if bias is not None and isinstance(rounding, Int32Bias):
             if rounding.enabled and layer.is_integer:

@@ -19,6 +19,9 @@ from octavo.nn.masks import Masks, require_zero
 from octavo.nn.own_forward import OwnForward, class_of_both, keeps_forward, own_class, roles_of
 from octavo.nn.quantizer import Quantizer
 from octavo.recipe.spec import ROLES, LayerPlan, Spec
+from octavo.tensors.packed_tensor import PackedTensor
+
+_CODES = "_octavo_codes"  # attribute of a layer whose weight was encoded before it is packed
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -279,6 +282,35 @@ class QuantLayer(FormatLayer):
         """
         weight = self._own("weight")
         weight.data = memory(weight.detach()).copy_(self._weight_of(matrix.to(weight.dtype)))
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether the layer holds codes that were made of its weight before."""
+        return _CODES in vars(self)
+
+    def encoded_weight(self) -> PackedTensor:
+        """Return the codes of a weight that has a format: those that it holds, or else those of its values.
+
+        Returns:
+            ``[N, K]``, encoded along K.
+
+        Raises:
+            NonFiniteError: for weights that are not finite.
+            FormatError: as :func:`octavo.encode`.
+        """
+        codes = vars(self).get(_CODES)
+        if isinstance(codes, PackedTensor):
+            return codes
+        assert self.weight_quantizer is not None  # the weight has a format
+        return self.weight_quantizer.encode(self.weight_matrix().detach())
+
+    def hold_codes(self, codes: PackedTensor) -> None:
+        """Keep codes that were made of the weight, whose values are then needed no more.
+
+        Args:
+            codes: of :meth:`encoded_weight`.
+        """
+        vars(self)[_CODES] = codes
 
     @property
     def has_input_rows(self) -> bool:

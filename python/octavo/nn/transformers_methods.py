@@ -69,6 +69,19 @@ class OurMethods:
             above: Any = super()
             above.tie_weights(*args, **kwargs)
 
+    def dequantize(self, dtype: Any = None) -> nn.Module:
+        """Make the model a float one, whose weights are those that its layers multiply; return it.
+
+        ``dtype``: of its tensors; None for the one that each has. Raises ModelError for a model with tensors that a
+        float one has no place for.
+        """
+        assert isinstance(self, nn.Module)
+        model: Any = self
+        fresh = late("float_model")(model, _theirs(type(self)), dtype)
+        model.__class__, model.__dict__ = type(fresh), vars(fresh)
+        result: nn.Module = model
+        return result
+
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
         """Return the number of parameters as transformers counts them, elements of packed weights included."""
         assert isinstance(self, nn.Module)

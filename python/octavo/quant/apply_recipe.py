@@ -237,7 +237,7 @@ def prepare_weights(model: nn.Module, plan: Plan, recipe: str | None = None) -> 
 
 def solve_weight(model: nn.Module, layer: QuantLayer) -> None:
     """Fix the scales of one layer's weight, or the weight, as :func:`quantize_model` does without calibration data."""
-    method = _method(layer)
+    method = method_of(layer)
     if method in _SOLVED:
         solve_weights(model, [layer], None, Stages(False), restore=True)
     elif method is not None:
@@ -260,26 +260,26 @@ def _check(replacement: Replacement, batches: Batches | None) -> None:
     for path, layer in replacement.layers.items():
         if not isinstance(layer, QuantLayer):
             continue
-        if layer.weight_quantizer is not None and _method(layer) == "gptq" and batches is None:
+        if layer.weight_quantizer is not None and method_of(layer) == "gptq" and batches is None:
             raise CalibrationError(
                 f"{path}: '{layer.weight_quantizer.spec}' needs inputs of the layer; give quantize_model "
                 f"calibration=batches, or take @hqq or @mse, which need none"
             )
-        if layer.weight_quantizer is not None and _method(layer) == "gptq" and not layer.has_input_rows:
+        if layer.weight_quantizer is not None and method_of(layer) == "gptq" and not layer.has_input_rows:
             raise FormatError(
                 f"{path}: '{layer.weight_quantizer.spec}': no one matrix multiplies the input of a "
                 f"{type(layer).__name__} such as this; take @mse or @hqq"
             )
-        if _method(layer) in _SOLVED and (shared := _shared(replacement, layer, path)):
+        if method_of(layer) in _SOLVED and (shared := _shared(replacement, layer, path)):
             raise DTypeError(
-                f"{path} and {shared} share a weight, which {_method(layer)} would change for both; "
+                f"{path} and {shared} share a weight, which {method_of(layer)} would change for both; "
                 f"take @mse, which leaves it"
             )
 
 
 def _needs_data(replacement: Replacement) -> bool:
     tops = list(replacement.layers.values())
-    return any(_method(top) == "gptq" for top in tops) or any(
+    return any(method_of(top) == "gptq" for top in tops) or any(
         quantizer.wants_scales for top in tops for quantizer in activation_quantizers(top)
     )
 
@@ -296,12 +296,13 @@ def _shared(replacement: Replacement, layer: QuantLayer, path: str) -> str | Non
                 continue
             twin = getattr(replacement.layers.get(other), "weight_quantizer", None)
             own_quantizer = layer.weight_quantizer
-            if _method(layer) != "hqq" or twin is None or own_quantizer is None or twin.spec != own_quantizer.spec:
+            if method_of(layer) != "hqq" or twin is None or own_quantizer is None or twin.spec != own_quantizer.spec:
                 return f"{other}.{name}" if other else name
     return None
 
 
-def _method(layer: nn.Module) -> str | None:
+def method_of(layer: nn.Module) -> str | None:
+    """Return the calibration of a layer's weight by name; None where its scales are chosen at each call."""
     quantizer = getattr(layer, "weight_quantizer", None)
     if quantizer is None or quantizer.spec.calibration is None:
         return None
@@ -327,12 +328,12 @@ def _calibrate(
             _learn(quantizer)
         warn_of_silent([quantizer.what for quantizer, seen in statistics.items() if seen.count and seen.largest == 0])
     weighing = [layer for layer in layers if isinstance(layer, QuantLayer)]
-    weighted = [layer for layer in weighing if _method(layer) is not None and _method(layer) not in _SOLVED]
+    weighted = [layer for layer in weighing if method_of(layer) is not None and method_of(layer) not in _SOLVED]
     with show.stage("choosing weight scales", len(weighted)) as advance:
         for layer in weighted:
             calibrate_weight(layer)
             advance()
-    return [layer for layer in weighing if _method(layer) in _SOLVED], unreached
+    return [layer for layer in weighing if method_of(layer) in _SOLVED], unreached
 
 
 def calibrate_weight(layer: QuantLayer) -> None:

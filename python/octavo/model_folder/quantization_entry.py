@@ -1,0 +1,59 @@
+"""The entry of ``config.json`` by which transformers asks our plug-in for a model of Octavo."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo.model_folder.model_config import CONFIG
+from octavo.storage import files
+from octavo.storage.reading import read_json
+
+if TYPE_CHECKING:
+    from torch import nn
+
+ENTRY, METHOD = "quantization_config", "octavo"
+
+
+def entry_of(model: nn.Module) -> dict[str, Any] | None:
+    """Return the entry for a model; None for one without a layer of ours, which transformers reads itself."""
+    from octavo.nn.format_layer import FormatLayer  # and torch, which whoever reads a folder's texts does without
+    from octavo.nn.packed_layer import PackedLayer
+    from octavo.recipe.note import noted_recipe
+
+    layers = [module for module in model.modules() if isinstance(module, FormatLayer)]
+    if not layers:
+        return None
+    entry: dict[str, Any] = {"quant_method": METHOD}
+    if (recipe := noted_recipe(model)) is not None:
+        entry["recipe"] = recipe
+    if not any(isinstance(layer, PackedLayer) for layer in layers):
+        entry["simulate"] = True
+    return entry
+
+
+def is_ours(entry: Any) -> bool:
+    """Whether an entry of a configuration is of our plug-in: a mapping, or an object with the attribute."""
+    method = entry.get("quant_method") if isinstance(entry, Mapping) else getattr(entry, "quant_method", None)
+    return bool(method == METHOD)
+
+
+def without_ours(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a configuration without our entry."""
+    return {name: value for name, value in values.items() if name != ENTRY or not is_ours(value)}
+
+
+def write_entry(folder: Path, entry: Mapping[str, Any] | None) -> None:
+    """Give the ``config.json`` of a model of transformers in a folder our entry; None takes it out.
+
+    A configuration of another library, and a folder without one, stay as they are.
+    """
+    file = folder / CONFIG
+    if not file.exists():
+        return
+    values = read_json(file, finite=False)
+    new = {**without_ours(values), **({} if entry is None else {ENTRY: entry})}
+    if "model_type" in values and new != values:
+        files.write(file, json.dumps(new, indent=2) + "\n")
