@@ -11,7 +11,7 @@ import torch
 from octavo import explain, pack_model, quantize_model
 from octavo.errors import CalibrationError, ConfigError, DTypeError, FormatError, ModelError
 from octavo.quant.calibration import undisturbed
-from octavo.search import allocate, measure_sensitivity, to_recipe
+from octavo.search import allocate, measure_sensitivity, measured_divergences, to_recipe
 from octavo.search.layer_groups import find_groups
 from octavo.search.prefix_cache import SharedPasses
 from torch import nn
@@ -180,6 +180,23 @@ def test_bytes_are_those_of_the_packed_model(model):
         )
         columns = [held.formats.index(choice[group.name]) for group in held.groups]
         assert held.nbytes[range(len(columns)), columns].sum() + held.fixed_nbytes == explain(packed).stored
+
+
+def test_estimates_are_made_once_for_a_journal(model, tmp_path, monkeypatch):
+    texts = ["int4:g32", "mxint8", "uint4:g64"]
+
+    def estimated(count=6, **more):
+        return measure_sensitivity(
+            model, batches(count), texts, method="fisher", journal=tmp_path / "journal", progress=False, **more
+        ).loss
+
+    first = estimated()
+    other = estimated(3)
+    monkeypatch.setattr(measured_divergences, "fisher_scores", None)
+    assert np.array_equal(estimated(), first, equal_nan=True) and not np.array_equal(first, other)
+    assert np.array_equal(estimated(3), other, equal_nan=True)
+    with pytest.raises(TypeError):
+        estimated(roles=("input",))
 
 
 def test_fisher_scores_rank_as_divergences_do(model):

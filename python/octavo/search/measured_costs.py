@@ -40,7 +40,8 @@ def cost_row(
 def forward_costs(before: nn.Module, after: nn.Module, batch: Any) -> list[dict[str, Any]]:
     """Return peak memory, and latencies at 1 and 32 samples, of two models.
 
-    Fewer samples of a batch with more than 2,048 ids, or of a model with more than 32 million parameters. A row without values has the reason. ``batch``: the input of both, cut or repeated to so many samples.
+    Fewer samples of a batch with more than 2,048 ids, or of a model with more than 32 million parameters. A row without
+    values has the reason. ``batch``: the input of both, cut or repeated to so many samples.
     """
     rows, largest = [], batch
     label = "peak memory"

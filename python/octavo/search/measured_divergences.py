@@ -124,16 +124,19 @@ def measure_sensitivity(
         if method == "fisher":
             notes = [f"estimated by one backward pass: isolated divergences are {macs:.1e} multiply-adds"]
     with undisturbed(model):
-        if journal is not None and method != "fisher" and not subject:
+        if journal is not None and not subject:
             known = identity_of(model=model, data=data, output=output)
             warn_of_unknown(known.unknown)
             subject = str(known)
         run = _Run(model, data, groups, specs, output, divergence, show)
-        if method == "fisher":
-            loss = fisher_scores(model, data, groups.groups, run.reader, run.rounded, specs, show)
-        else:
-            run.passes  # noqa: B018 - of the model as it is, before a group is rounded
-            loss = _measured(run, journal, subject, show, workers)
+        with ExitStack() as stack:
+            if journal is not None and not isinstance(journal, Journal):
+                journal = stack.enter_context(Journal(journal))
+            if method == "fisher":
+                loss = _estimated(run, data, journal, subject, show)
+            else:
+                run.passes  # noqa: B018 - of the model as it is, before a group is rounded
+                loss = _measured(run, journal, subject, show, workers)
     return Sensitivity(
         groups=tuple(group.group for group in groups.groups),
         formats=(*(spec_text(spec) for spec in specs), KEEP),
@@ -313,9 +316,29 @@ def _hooked(modules: Sequence[nn.Module], see: Callable[[nn.Module, Tensor], Non
             handle.remove()
 
 
-def _measured(
-    run: _Run, source: Journal | Path | str | None, subject: str, show: Stages, workers: int
+def _estimated(
+    run: _Run, data: Sequence[Any], journal: Journal | None, subject: str, show: Stages
 ) -> np.ndarray[Any, Any]:
+    """Return the estimates of all groups and formats: those of the journal, or new ones, which are added to it."""
+    settings = {
+        "sensitivity": subject, "method": "fisher", "samples": sum(samples_of(batch) for batch in data),
+        "groups": [[group.group.role, *group.group.layers] for group in run.groups],
+        "formats": [str(spec) for spec in run.specs], "divergence": run.reader.kind,
+    }  # fmt: skip
+    record = None if journal is None else journal.find(settings, "row")
+    if record is None:
+        loss = fisher_scores(run.model, data, run.groups, run.reader, run.rounded, run.specs, show)
+        if journal is not None:
+            rows = [[None if math.isnan(one) else one for one in row] for row in loss.tolist()]
+            journal.add(settings, row={"loss": rows})
+        return loss
+    assert journal is not None  # the record is of it
+    with journal.decoding():
+        found = np.array([[math.nan if one is None else float(one) for one in row] for row in record["row"]["loss"]])
+        return found.reshape(len(run.groups), len(run.specs))
+
+
+def _measured(run: _Run, journal: Journal | None, subject: str, show: Stages, workers: int) -> np.ndarray[Any, Any]:
     """Return the losses of all groups and formats; those that the journal lacks are measured and added to it."""
     groups, specs = run.groups, run.specs
     loss = np.full((len(groups), len(specs)), math.nan)
@@ -327,9 +350,7 @@ def _measured(
             "format": str(specs[column]), "divergence": run.passes.reader.kind,
         }  # fmt: skip
 
-    with ExitStack() as stack:
-        journal = source if isinstance(source, Journal) or source is None else stack.enter_context(Journal(source))
-        advance = stack.enter_context(show.stage("measuring sensitivity", loss.size))
+    with show.stage("measuring sensitivity", loss.size) as advance:
         left = []
         for row, column in np.ndindex(loss.shape):
             record = None if journal is None else journal.find(settings(row, column), "loss")
