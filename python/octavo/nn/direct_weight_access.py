@@ -26,6 +26,8 @@ from octavo.errors import ModelError
 _CALL = nn.Module._call_impl.__code__
 _CHECKPOINT = vars(checkpoint)  # what it calls again in a backward pass is the forward pass, by whatever name
 
+_SHARDING = "torch.distributed.fsdp"  # its hooks read Parameters, to gather and to scatter them
+
 _rounded: ContextVar[bool] = ContextVar("octavo_rounded_weights", default=False)
 
 # Every watch gets the ids of the layers that are read past while it is here.
@@ -120,6 +122,8 @@ def inside_forward(layer: nn.Module) -> bool:
     found = _rounded.get()
     frame = None if found else sys._getframe(2)
     while frame is not None and not found:
+        if str(frame.f_globals.get("__name__")).startswith(_SHARDING):
+            return False
         found = frame.f_code is _CALL or frame.f_code.co_name == "forward" or frame.f_globals is _CHECKPOINT
         frame = frame.f_back
     if found:

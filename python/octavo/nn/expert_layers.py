@@ -8,7 +8,7 @@ activation between the matrices, which is a method of the module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -57,13 +57,18 @@ class ExpertLayers(nn.Module):
         if torch.compiler.is_exporting() or hidden_states.is_meta:
             return self._of_all(hidden_states, chosen, weights, total)
         by_place = chosen.T  # the order of tokens that transformers has: first choices, then second ones
-        for number in _numbers(chosen):
-            if number >= self.num_experts:  # a token that chose none
-                continue
+        for number in self._numbers(chosen):
             place, token = torch.where(by_place == number)
             y = self._expert(number, hidden_states[token]) * weights[token, place, None]
             total.index_add_(0, token, y.to(total.dtype))
         return total
+
+    def _numbers(self, chosen: Tensor) -> Iterable[int]:
+        """Return the experts to call, in order: those that were chosen; all of them in a compiled program."""
+        if torch.compiler.is_compiling():
+            return range(self.num_experts)
+        numbers: list[int] = chosen.unique().tolist()
+        return [number for number in numbers if number < self.num_experts]  # above it, a token chose none
 
     def _expert(self, number: int, x: Tensor) -> Tensor:
         expert: Any = self._modules[str(number)]
@@ -84,12 +89,6 @@ class ExpertLayers(nn.Module):
 
 class Expert(nn.Module):
     """The layers of one expert; :class:`ExpertLayers` calls them."""
-
-
-def _numbers(chosen: Tensor) -> list[int]:
-    """Return the experts that were chosen, in order."""
-    numbers: list[int] = chosen.unique().tolist()
-    return numbers
 
 
 def _matrices(module: nn.Module) -> tuple[str, str] | None:
