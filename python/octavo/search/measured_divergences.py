@@ -334,8 +334,8 @@ def _estimated(
         return loss
     assert journal is not None  # the record is of it
     with journal.decoding():
-        found = np.array([[math.nan if one is None else float(one) for one in row] for row in record["row"]["loss"]])
-        return found.reshape(len(run.groups), len(run.specs))
+        stored = [[math.nan if one is None else float(one) for one in row] for row in record["row"]["loss"]]
+        return np.array(stored).reshape(len(run.groups), len(run.specs))
 
 
 def _measured(run: _Run, journal: Journal | None, subject: str, show: Stages, workers: int) -> np.ndarray[Any, Any]:
