@@ -120,7 +120,9 @@ def test_every_door_takes_along_what_belongs_to_the_model(door, checkpoint, tmp_
     assert found >= BELONGING, BELONGING - found
     assert all((tmp_path / "out" / place).read_bytes() == (checkpoint / place).read_bytes() for place in BELONGING)
     if not door.startswith("octavo"):  # which copies a folder, pages of its user included
-        assert not found & OTHERS
+        card = tmp_path / "out" / "README.md"  # of a packed model
+        is_ours = card.exists() and "base_model_relation: quantized" in card.read_text()
+        assert not found & OTHERS - ({"README.md"} if is_ours else set())
     assert "training_args.bin" not in found
 
 

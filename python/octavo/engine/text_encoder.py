@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo import _core
 from octavo.errors import ContainerError, DataError, DTypeError, ModelError, SettingError
-from octavo.model_folder.weight_files import held
+from octavo.model_folder.weight_files import PACKED_INDEX, held
 from octavo.storage.files import path_text
 from octavo.storage.reading import shown
 
@@ -69,6 +69,11 @@ class TextEncoder:
         names = held(folder)
         if len(names) > 1:
             raise ContainerError(f"{folder}: holds {' and '.join(names)}; keep the one that is meant")
+        if names == [PACKED_INDEX]:
+            raise ContainerError(
+                f"{folder}: its weights are in several files, and the native engine reads one: "
+                f"octavo.save_model(octavo.load_model({str(folder)!r}), 'ONE') writes it"
+            )
         return cls(_core._Encoder.load(folder), folder)
 
     @property

@@ -18,6 +18,7 @@ from octavo.errors import ContainerError, FormatError
 from octavo.model_folder.companion_files import copy_companions
 from octavo.model_folder.features.described_layers import build_layer, packed_class, plain
 from octavo.model_folder.infer_structure import as_layer, model_of, packable
+from octavo.model_folder.model_card import write_card
 from octavo.model_folder.model_config import CONFIG, own_model
 from octavo.model_folder.pack_checkpoint import Errors, Progress, TensorReport, measure, with_reasons, with_zeros
 from octavo.model_folder.place_tensors import assign_plain, fits, refuse_empty
@@ -207,8 +208,11 @@ def write_folder(
         write_config(model, folder)
     elif untied:
         files.write(folder / CONFIG, json.dumps(_untied(read_json(folder / CONFIG, finite=False)), indent=2) + "\n")
+    entry = entry_of(model)
     if not own_config:
-        write_entry(folder, entry_of(model))
+        write_entry(folder, entry)
+    if entry is not None and hasattr(model, "save_pretrained"):
+        write_card(model, folder)
     save_weights(model, folder / PACKED_NAME, source.metadata())
     return folder / PACKED_NAME
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.errors import OctavoError
 from octavo.model_folder.model_config import CONFIG
 from octavo.storage import files
 from octavo.storage.reading import read_json
@@ -19,6 +20,7 @@ ENTRY, METHOD = "quantization_config", "octavo"
 
 def entry_of(model: nn.Module) -> dict[str, Any] | None:
     """Return the entry for a model; None for one without a layer of ours, which transformers reads itself."""
+    from octavo.model_folder.model_card import base_of
     from octavo.nn.format_layer import FormatLayer  # and torch, which whoever reads a folder's texts does without
     from octavo.nn.packed_layer import PackedLayer
     from octavo.recipe.note import noted_recipe
@@ -29,9 +31,20 @@ def entry_of(model: nn.Module) -> dict[str, Any] | None:
     entry: dict[str, Any] = {"quant_method": METHOD}
     if (recipe := noted_recipe(model)) is not None:
         entry["recipe"] = recipe
+    if (base := base_of(model)) is not None:
+        entry["base_model"] = base
     if not any(isinstance(layer, PackedLayer) for layer in layers):
         entry["simulate"] = True
     return entry
+
+
+def folder_entry(folder: Path) -> dict[str, Any]:
+    """Return our entry in the ``config.json`` of a folder; an empty one where there is none that can be read."""
+    try:
+        entry = read_json(folder / CONFIG, finite=False).get(ENTRY)
+    except (OctavoError, OSError):
+        return {}
+    return entry if isinstance(entry, dict) and is_ours(entry) else {}
 
 
 def is_ours(entry: Any) -> bool:

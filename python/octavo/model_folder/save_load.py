@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,13 +14,14 @@ from torch import Tensor, nn
 
 from octavo.errors import ContainerError, ModelError
 from octavo.model_folder.carried_files import carry_files, replaced_files, write_files
-from octavo.model_folder.companion_files import measurements
+from octavo.model_folder.companion_files import README, measurements
 from octavo.model_folder.features import FEATURES
 from octavo.model_folder.hf_loading import CONFIG
 from octavo.model_folder.infer_structure import fitting, infer_structure, own_skeleton
+from octavo.model_folder.model_card import note_base, write_card
 from octavo.model_folder.model_config import SHAPE, config_text, described, own_model
 from octavo.model_folder.place_tensors import assign_plain, refuse_empty
-from octavo.model_folder.quantization_entry import ENTRY, entry_of, is_ours
+from octavo.model_folder.quantization_entry import ENTRY, entry_of, folder_entry, is_ours, write_entry
 from octavo.model_folder.skeleton import build, build_from_config, drop_pooler
 from octavo.model_folder.stored_feature import Restoration, Stage
 from octavo.model_folder.stored_tensors import stored_state
@@ -27,11 +29,21 @@ from octavo.model_folder.structure import (
     KEY,
     describe_model,
     describe_packed,
+    model_digests,
     model_metadata,
     read_structure,
     restore,
 )
-from octavo.model_folder.weight_files import CONFIGURATIONS, OF_TENSORS, PACKED_NAME, Checkpoint, held
+from octavo.model_folder.weight_files import (
+    CONFIGURATIONS,
+    OF_TENSORS,
+    PACKED_INDEX,
+    PACKED_NAME,
+    Checkpoint,
+    held,
+    packed_files,
+    packed_shard,
+)
 from octavo.nn.former_names import current_names
 from octavo.nn.meta_tensors import refuse_meta
 from octavo.storage import files, folders
@@ -74,15 +86,27 @@ def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: boo
         2.bias None 40
         2.weight int4:g32 720
     """
-    target = Path(path)
+    write_model(model, Path(path), overwrite=overwrite)
+
+
+def write_model(
+    model: nn.Module, target: Path, *, overwrite: bool, most_bytes: int | None = None, card: bool = False
+) -> None:
+    """Write the folder of :func:`save_model`.
+
+    ``most_bytes``: of a file of weights; a larger model is written to several, with an index. ``card``: write a model
+    card, too. Raises as :func:`save_model`.
+    """
     _check_target(target, overwrite)
     stored = _collect(model)
-    with folders.whole(
-        target,
-        owned={PACKED_NAME, *CONFIGURATIONS, SHAPE, *measurements(target), *replaced_files(model, target)},
-        overwrite=overwrite,
-    ) as folder:
-        _write(model, folder, stored, target)
+    owned = {*packed_files(target), *CONFIGURATIONS, SHAPE, *measurements(target), *replaced_files(model, target)}
+    former = target / README
+    with folders.whole(target, owned={*owned, README} if card else owned, overwrite=overwrite) as folder:
+        _write(model, folder, stored, target, most_bytes)
+        if card:
+            if former.is_file():
+                files.write(folder / README, former.read_text(encoding="utf-8", errors="replace"))
+            write_card(model, folder)
 
 
 def save_weights(model: nn.Module, file: Path, metadata: Mapping[str, str]) -> None:
@@ -162,7 +186,9 @@ def _load(source: Checkpoint, model: nn.Module | Callable[[], nn.Module] | None,
         model = build(model)
     tensors = current_names(source.tensors(mmap=mmap))
     structure = structure or describe_packed(model, tensors)
-    return _filled(Restoration(model, tensors, structure["ties"], file, from_config), structure, metadata)
+    filled = _filled(Restoration(model, tensors, structure["ties"], file, from_config), structure, metadata)
+    note_base(filled, folder_entry(source.folder).get("base_model"))
+    return filled
 
 
 def fill_folder(model: nn.Module, folder: Path) -> None:
@@ -183,16 +209,22 @@ def file_bytes(model: nn.Module, metadata: Mapping[str, str] | None = None) -> i
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-def _write(model: nn.Module, folder: Path, stored: _Stored, target: Path) -> None:
-    _save_weights(stored, folder / PACKED_NAME)
+def _write(model: nn.Module, folder: Path, stored: _Stored, target: Path, most_bytes: int | None = None) -> None:
+    is_whole = most_bytes is None or sum(tensor.nbytes for tensor in stored.tensors.values()) <= most_bytes
     write_config(model, folder)
+    if is_whole:
+        _save_weights(stored, folder / PACKED_NAME)
+    else:
+        assert most_bytes is not None  # it is not whole
+        _save_shards(stored, folder, most_bytes)
+        write_entry(folder, {**(entry_of(model) or {}), "weights": PACKED_INDEX})
     write_files(model, folder, target)
 
 
 def _check_target(target: Path, overwrite: bool) -> None:
     if target.exists() and not target.is_dir():
         raise ContainerError(f"{target}: a file; models are written to a folder")
-    others = [name for name in held(target) if name != PACKED_NAME] if target.is_dir() else []
+    others = [name for name in held(target) if name not in packed_files(target)] if target.is_dir() else []
     if others:
         raise ContainerError(f"{target}: holds {others[0]}, and {PACKED_NAME} beside it would be ambiguous")
     if not overwrite and target.is_dir() and any(target.iterdir()):
@@ -221,6 +253,28 @@ def _collect(model: nn.Module) -> _Stored:
 def _save_weights(stored: _Stored, file: Path, more: Mapping[str, str] | None = None) -> None:
     metadata = _metadata(stored, container.digests(stored.tensors), more)
     container.save(stored.tensors, file, metadata=metadata)
+
+
+def _save_shards(stored: _Stored, folder: Path, most_bytes: int) -> None:
+    """Write files of at most so many bytes, or one tensor, and their index; the first one describes the model."""
+    shards: list[dict[str, Tensor | PackedTensor]] = [{}]
+    size = 0
+    for name, tensor in stored.tensors.items():
+        if shards[-1] and size + tensor.nbytes > most_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    places: dict[str, str] = {}
+    for number, tensors in enumerate(shards, 1):
+        file = packed_shard(number, len(shards))
+        digests = container.digests(tensors)
+        metadata = _metadata(stored, digests, None) if number == 1 else model_digests(digests)
+        container.save(tensors, folder / file, metadata=metadata)
+        places |= dict.fromkeys(tensors, file)
+    total = sum(tensor.nbytes for tensor in stored.tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    files.write(folder / PACKED_INDEX, json.dumps(index, indent=2) + "\n")
 
 
 def _metadata(stored: _Stored, digests: Mapping[str, str], more: Mapping[str, str] | None) -> dict[str, str]:

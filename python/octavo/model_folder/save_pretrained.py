@@ -10,19 +10,19 @@ from typing import Any
 
 from torch import nn
 
-from octavo.errors import ContainerError, ModelError
+from octavo.errors import ContainerError, ModelError, SettingError
 from octavo.model_folder.carried_files import write_files
-from octavo.model_folder.save_load import save_model
+from octavo.model_folder.save_load import write_model
 from octavo.model_folder.stored_tensors import stored_state
 from octavo.model_folder.structure import describe_model, model_metadata
-from octavo.model_folder.weight_files import PACKED_NAME, Checkpoint, held
+from octavo.model_folder.weight_files import Checkpoint, held, packed_files
 from octavo.nn.folded_norm import FoldedNorm
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.rewriting import joined_state, rewritten_modules
 from octavo.recipe.sites import join
 from octavo.tensors import container
 
-# Of transformers' save_pretrained; they change nothing in the one file of packed models.
+# Of transformers' save_pretrained; they change nothing in the files of packed models, but for their size.
 _NO_MATTER = {"max_shard_size", "token", "save_peft_format", "save_original_format", "safe_serialization"}
 
 
@@ -49,11 +49,11 @@ def save_pretrained(
         )
     if whole:
         if is_main_process:
-            save_model(model, path)
+            write_model(model, Path(path), overwrite=True, most_bytes=_bytes(options.get("max_shard_size")), card=True)
         return
     folder = Path(path)
-    if PACKED_NAME in held(folder):
-        raise ContainerError(f"{path}: holds {PACKED_NAME}, and other weights beside it would be ambiguous")
+    if packed := packed_files(folder) & {*held(folder)}:
+        raise ContainerError(f"{path}: holds {min(packed)}, and other weights beside it would be ambiguous")
     if any(True for _ in rewritten_modules(model)):
         state = options.get("state_dict")
         options = {**options, "state_dict": joined_state(model, model.state_dict() if state is None else state)}
@@ -61,6 +61,18 @@ def save_pretrained(
     of_transformers(path, is_main_process, **{"save_original_format": False, **options})
     if is_main_process:
         _describe(model, folder)
+
+
+def _bytes(text: int | str | None) -> int | None:
+    """Return the bytes of a size as transformers writes it, such as ``5GB``. Raises SettingError for another text."""
+    from transformers.utils.hub import convert_file_size_to_int
+
+    try:
+        return None if text is None else convert_file_size_to_int(text)
+    except ValueError:
+        raise SettingError(
+            f"max_shard_size is {text!r}; accepted are bytes, and texts such as '5GB' or '200MiB'"
+        ) from None
 
 
 def _describe(model: nn.Module, folder: Path) -> None:

@@ -47,6 +47,11 @@ def model_metadata(description: Mapping[str, str], digests: Mapping[str, str]) -
     return {"format": "pt", KEY: description[KEY], DIGESTS: json.dumps(digests), **description}
 
 
+def model_digests(digests: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata of a further file of a model, which another one describes."""
+    return {"format": "pt", DIGESTS: json.dumps(digests)}
+
+
 def outline(model: nn.Module, layers: Mapping[str, Any], ties: Mapping[str, str]) -> dict[str, Any]:
     """Return the part of a description that every model has."""
     return {"version": VERSION, "class": type(model).__name__, LAYERS.key: layers, "ties": dict(ties)}

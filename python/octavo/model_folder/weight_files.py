@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ContainerError
 from octavo.model_folder.companion_files import WEIGHTS, belonging, copy_companions, measurements
+from octavo.model_folder.model_card import remove_card
 from octavo.model_folder.quantization_entry import write_entry
 from octavo.storage import folders
 from octavo.storage.reading import INDEX_BYTES, member, parse_json, read_json, shown
@@ -25,6 +27,9 @@ PLAIN_NAME = "model.safetensors"
 # Not PLAIN_NAME: transformers would find no weight it knows there and quietly start from random ones.
 PACKED_NAME = "model.octavo.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
+PACKED_INDEX = "model.octavo.safetensors.index.json"
+"""Where a model whose packed weights are in several files says which tensor is in which."""
+_PACKED_SHARD = re.compile(r"model\.octavo-\d{5,}-of-\d{5,}\.safetensors")
 CONFIGURATIONS = ("config.json", "generation_config.json")
 """Files of a model folder that belong to its weights: they are never kept beside those of another model."""
 STRUCTURE = "structure"
@@ -35,7 +40,7 @@ DIGESTS = "digests"
 """Key in a file's metadata of the digests of its tensors, by name: :func:`octavo.tensors.container.digests`."""
 OF_TENSORS = (STRUCTURE, RECIPE, DIGESTS)
 """Keys that hold for the very tensors of a file."""
-_NAMES = (PLAIN_NAME, INDEX_NAME, PACKED_NAME)
+_NAMES = (PLAIN_NAME, INDEX_NAME, PACKED_NAME, PACKED_INDEX)
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,8 @@ class Checkpoint:
         names = held(path)
         if len(names) > 1:
             raise ContainerError(f"{path}: holds {' and '.join(names)}; name the file that is meant")
-        if names == [INDEX_NAME]:
-            return cls(path, tuple(path / name for name in _shards(path / INDEX_NAME)))
+        if names in ([INDEX_NAME], [PACKED_INDEX]):
+            return cls(path, tuple(path / name for name in _shards(path / names[0])))
         if names:
             return cls(path, (path / names[0],))
         inside = path / "model"
@@ -131,6 +136,17 @@ def held(folder: Path) -> list[str]:
     return [name for name in _NAMES if (folder / name).is_file()]
 
 
+def packed_shard(number: int, count: int) -> str:
+    """Return the name of one of ``count`` files of packed weights; numbers begin with 1."""
+    return f"model.octavo-{number:05}-of-{count:05}.safetensors"
+
+
+def packed_files(folder: Path) -> set[str]:
+    """Return the names of the files of packed weights in a folder, and of the one that there usually is."""
+    names = [file.name for file in folder.iterdir()] if folder.is_dir() else []
+    return {PACKED_NAME, *(name for name in names if name == PACKED_INDEX or _PACKED_SHARD.fullmatch(name))}
+
+
 def _shards(index: Path) -> list[str]:
     """Return the file names of a sharded model. Raises ContainerError for an index that is not one."""
     table = member(read_json(index, INDEX_BYTES), "weight_map", dict, f"{index}: not an index of shards")
@@ -166,7 +182,8 @@ def check_target(source: Checkpoint, target: Path, weights_name: str, *, force: 
         return
     if not force:
         raise FileExistsError(f"{target} exists; give --force to replace it, or another --out")
-    others = [name for name in held(target) if name != weights_name] if target.is_dir() else []
+    own = packed_files(target) if weights_name == PACKED_NAME else {weights_name}
+    others = [name for name in held(target) if name not in own] if target.is_dir() else []
     if others:
         raise ContainerError(f"{target}: holds {others[0]}, and {weights_name} beside it would be ambiguous")
 
@@ -219,7 +236,14 @@ def write(
 
 def replaced(target: Path, *names: str) -> set[str]:
     """Return which files of a folder belong to the model that is there: those and ``names`` go when it is replaced."""
-    return {*names, *CONFIGURATIONS, *(Path(place).parts[0] for place in belonging(target)), *measurements(target)}
+    shards = packed_files(target) if PACKED_NAME in names else ()
+    return {
+        *names,
+        *shards,
+        *CONFIGURATIONS,
+        *(Path(place).parts[0] for place in belonging(target)),
+        *measurements(target),
+    }
 
 
 def fill_folder(
@@ -233,6 +257,7 @@ def fill_folder(
     copy_companions(source.path, folder)
     if weights_name == PLAIN_NAME:
         write_entry(folder, None)
+        remove_card(folder)
     _save(source, folder / weights_name, tensors, metadata, overwrite=True)
     return folder / weights_name
 

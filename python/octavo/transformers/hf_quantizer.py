@@ -11,7 +11,6 @@ from torch import Tensor
 
 from octavo.errors import CalibrationError, ModelError, OctavoError
 from octavo.model_folder.quantization_entry import METHOD
-from octavo.model_folder.weight_files import PACKED_NAME
 from octavo.nn.packed_layer import PackedLayer
 from octavo.quant.apply_recipe import quantize_model
 from octavo.quant.pack_weight_by_weight import WeightByWeight
@@ -61,7 +60,7 @@ class OctavoQuantizer(HfQuantizer):
         """
         asked = self.quantization_config
         if self.pre_quantized or (asked.recipe is None and not asked.simulate):
-            config.transformers_weights = PACKED_NAME
+            config.transformers_weights = asked.weights
         self.pre_quantized = self.pre_quantized or asked.recipe is None
         return config
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from octavo.errors import FormatError, ModelError, SettingError
 from octavo.model_folder.quantization_entry import METHOD
+from octavo.model_folder.weight_files import PACKED_NAME
 from octavo.recipe import Recipe
 
 try:
@@ -28,6 +29,8 @@ class OctavoConfig(QuantizationConfigMixin):
         recipe: a Recipe, its text or dictionary; None for a folder that is packed already.
         simulate: make simulated layers, which train through the rounding, instead of packed ones.
         sparse: leave out codes that are 0 where that takes fewer bytes, as :func:`octavo.pack_model` does.
+        weights: the file of packed weights in the folder, or the index of several; ``config.json`` has it.
+        base_model: the repository of the float model; ``config.json`` has it.
         quant_method: ``octavo``; ``config.json`` has it.
 
     Raises:
@@ -46,6 +49,8 @@ class OctavoConfig(QuantizationConfigMixin):
         *,
         simulate: bool = False,
         sparse: bool = False,
+        weights: str = PACKED_NAME,
+        base_model: str | None = None,
         quant_method: str = METHOD,
     ) -> None:
         """Check the recipe's text."""
@@ -54,6 +59,7 @@ class OctavoConfig(QuantizationConfigMixin):
         self.quant_method: Any = METHOD
         self.recipe: str | None = None if recipe is None else str(Recipe.of(recipe))
         self.simulate, self.sparse = bool(simulate), bool(sparse)
+        self.weights, self.base_model = weights, base_model
         if sparse and simulate:
             raise FormatError("sparse=True is for packed weights; leave it out, or leave out simulate=True")
 
@@ -63,5 +69,11 @@ class OctavoConfig(QuantizationConfigMixin):
         Returns:
             Plain values by name, without those that are the usual ones.
         """
-        options = {"recipe": self.recipe, "simulate": self.simulate or None, "sparse": self.sparse or None}
+        options = {
+            "recipe": self.recipe,
+            "base_model": self.base_model,
+            "simulate": self.simulate or None,
+            "sparse": self.sparse or None,
+            "weights": None if self.weights == PACKED_NAME else self.weights,
+        }
         return {"quant_method": METHOD, **{name: value for name, value in options.items() if value is not None}}

@@ -1,0 +1,120 @@
+"""What save_pretrained writes of packed models: one folder for every reader, with a card, in shards, ready to publish."""
+
+import json
+import re
+import subprocess
+import sys
+
+import octavo
+import pytest
+import torch
+from helpers.architectures import IDS, build
+from octavo.errors import ContainerError, SettingError
+
+transformers = pytest.importorskip("transformers", minversion="5.24")
+
+import octavo.transformers  # noqa: E402 - transformers may be missing
+from octavo.transformers import OctavoConfig  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small Llama in float32, with a card of its own."""
+    path = tmp_path_factory.mktemp("llama")
+    build("Llama")[0].save_pretrained(path)
+    (path / "README.md").write_text(
+        "---\nlicense: apache-2.0\nlanguage:\n- en\nmetrics:\n- x\nbase_model: a/b\n---\n\n# A small Llama\n"
+    )
+    return path
+
+
+def packed(folder, recipe="int4:g32"):
+    return transformers.LlamaForCausalLM.from_pretrained(folder, quantization_config=OctavoConfig(recipe))
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+def test_files_are_as_large_as_was_asked_and_open_everywhere(folder, tmp_path):
+    model = packed(folder)
+    model.save_pretrained(tmp_path / "many", max_shard_size="10KB")
+    names = sorted(file.name for file in (tmp_path / "many").iterdir())
+    shards = [name for name in names if re.fullmatch(r"model\.octavo-\d{5}-of-\d{5}\.safetensors", name)]
+    assert len(shards) > 3 and "model.octavo.safetensors" not in names
+    largest = max((tmp_path / "many" / name).stat().st_size for name in shards[1:])
+    assert largest < 10_000 + 2_000  # a header
+    index = json.loads((tmp_path / "many" / "model.octavo.safetensors.index.json").read_text())
+    assert sorted(set(index["weight_map"].values())) == shards
+    assert torch.equal(logits(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "many")), logits(model))
+    assert torch.equal(logits(octavo.load_model(tmp_path / "many")), logits(model))
+    again = octavo.load_model(tmp_path / "many")
+    again.save_pretrained(tmp_path / "many")  # in the place of the shards
+    assert {file.name for file in (tmp_path / "many").glob("*.safetensors*")} == {"model.octavo.safetensors"}
+    assert torch.equal(logits(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "many")), logits(model))
+    with pytest.raises(SettingError, match="max_shard_size"):
+        model.save_pretrained(tmp_path / "none", max_shard_size="large")
+
+
+def test_the_native_engine_says_what_to_type_for_shards(folder, tmp_path, monkeypatch):
+    packed(folder).save_pretrained(tmp_path / "many", max_shard_size="10KB")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ContainerError, match=r"octavo\.save_model") as caught:
+        octavo.TextGenerator.load("many")
+    exec(re.search(r"octavo\.save_model\(.*\)", str(caught.value)).group())
+    assert octavo.TextGenerator.load("ONE").vocabulary == 61
+
+
+def test_a_damaged_shard_is_found(folder, tmp_path):
+    packed(folder).save_pretrained(tmp_path, max_shard_size="10KB")
+    shard = sorted(tmp_path.glob("model.octavo-*"))[2]
+    content = bytearray(shard.read_bytes())
+    content[-3] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(ContainerError, match=shard.name):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_the_card_tells_base_recipe_bytes_and_the_line_to_load_it(folder, tmp_path):
+    model = packed(folder)
+    model.config.name_or_path = "some-one/small-llama"
+    model.save_pretrained(tmp_path / "packed")
+    card = (tmp_path / "packed" / "README.md").read_text()
+    assert card.startswith("---\nbase_model: some-one/small-llama\nbase_model_relation: quantized\n")
+    assert "`int4:g32`" in card and "before packing" in card
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1].replace(
+        "THIS FOLDER OR REPOSITORY", str(tmp_path / "packed")
+    )
+    scope = {}
+    exec(code, scope)
+    assert torch.equal(logits(scope["model"]), logits(model))
+    scope["model"].save_pretrained(tmp_path / "again")  # the base stays
+    assert (tmp_path / "again" / "README.md").read_text() == card
+    octavo.load_model(tmp_path / "packed").save_pretrained(tmp_path / "third")
+    assert (tmp_path / "third" / "README.md").read_text() == card
+
+
+def test_octavo_pack_writes_a_card_above_that_of_the_float_model(folder, tmp_path):
+    command = [sys.executable, "-m", "octavo", "pack", str(folder), "-o", str(tmp_path / "p"), "--recipe", "int4:g32"]
+    subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL)
+    card = (tmp_path / "p" / "README.md").read_text()
+    head = card.split("---\n")[1]
+    assert head == (
+        "base_model_relation: quantized\nlibrary_name: transformers\ntags:\n- octavo\nlicense: apache-2.0\nlanguage:\n- en\n"
+    )
+    assert "import octavo.transformers" in card and card.endswith("# A small Llama\n")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "p")
+    assert torch.equal(logits(loaded), logits(packed(folder)))
+    loaded.save_pretrained(tmp_path / "p")
+    assert (tmp_path / "p" / "README.md").read_text() == card
+
+
+def test_unpacked_folders_are_those_of_transformers_again(folder, tmp_path):
+    packed(folder).save_pretrained(tmp_path / "p")
+    command = [sys.executable, "-m", "octavo", "unpack", str(tmp_path / "p"), "-o", str(tmp_path / "u")]
+    subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL)
+    assert not (tmp_path / "u" / "README.md").exists()  # that of the packed model
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "u")
+    expected = packed(folder).dequantize()
+    assert torch.equal(logits(plain), logits(expected)) and not hasattr(plain, "hf_quantizer")
