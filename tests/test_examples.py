@@ -16,15 +16,21 @@ LAST = {  # the last line that a program prints, and what its last number has to
     "encoder": (r"^smallest cosine", 0.999),
     "lora_on_packed": (r"new task: [\d.]+%$", 80),
     "own_network": (r"same tag as in float32: [\d.]+%$", 80),
+    "publish": (r"same answers in another process: [\d.]+%$", 100),
     "qat_classifier": (r"packed [\d.]+%$", 90),
 }
 FIGURE = {"decoder": r"([\d.]+)% of"}
-NEEDS = ("transformers", "tokenizers")
+NEEDS = {
+    "transformers": "import transformers",
+    "tokenizers": "import tokenizers",
+    "accelerate": "transformers.Trainer(",
+}
 
 
 @pytest.mark.parametrize("program", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(program, monkeypatch, capsys, tmp_path):
-    missing = [name for name in NEEDS if f"import {name}" in program.read_text() and find_spec(name) is None]
+    text = program.read_text()
+    missing = [name for name, use in NEEDS.items() if use in text and find_spec(name) is None]
     if missing:
         pytest.skip(f"{program.name} needs {', '.join(missing)}, which the extra 'demo' brings")
     monkeypatch.chdir(tmp_path)

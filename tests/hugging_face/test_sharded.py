@@ -13,7 +13,7 @@ from helpers.models import copied_state, same_tensors
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from huggingface import sharded
+from hugging_face import sharded
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", sharded.__file__]
 
