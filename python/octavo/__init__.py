@@ -204,6 +204,7 @@ _late_binding.bind(
         "pass_pack": "octavo.quant.quant_passes:PACK",
         "pass_prune": "octavo.prune.prune_passes:PRUNE",
         "pass_quantize": "octavo.quant.quant_passes:QUANTIZE",
+        "push_to_hub": "octavo.model_folder.publish_model",
         "save_pretrained": "octavo.model_folder.save_pretrained",
     }
 )

@@ -118,3 +118,27 @@ def test_unpacked_folders_are_those_of_transformers_again(folder, tmp_path):
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "u")
     expected = packed(folder).dequantize()
     assert torch.equal(logits(plain), logits(expected)) and not hasattr(plain, "hf_quantizer")
+
+
+def test_publishing_uploads_the_folder_with_its_card(folder, tmp_path, monkeypatch):
+    uploads = []
+
+    class Hub:
+        def __init__(self, token=None):
+            assert token == "secret"
+
+        def create_repo(self, repo_id, **options):
+            assert options == {"private": True, "exist_ok": True}
+            return type("Url", (), {"repo_id": f"someone/{repo_id}"})
+
+        def upload_folder(self, *, repo_id, folder_path, **options):
+            uploads.append({file.name: file.read_bytes() for file in folder_path.iterdir()})
+            assert repo_id == "someone/small" and options["commit_message"] == "first"
+            return "https://hub/commit/1"
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    model = packed(folder)
+    address = model.push_to_hub("small", token="secret", private=True, commit_message="first", tags=["tiny"])
+    assert address == "https://hub/commit/1"
+    assert {"README.md", "config.json", "model.octavo.safetensors"} <= uploads[0].keys()
+    assert b"tags:\n- octavo\n- tiny\n" in uploads[0]["README.md"]

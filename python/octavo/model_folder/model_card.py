@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 #: Entries of the head of a float model's card that hold for the packed one.
 _KEPT = ("license", "license_name", "license_link", "language", "pipeline_tag", "datasets")
 _RELATION = "base_model_relation: quantized"
+_TAGS = "tags:\n- octavo\n"
 _BASE = "_octavo_base_model"  # attribute of a model: what it was packed of
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -61,6 +62,13 @@ def write_card(model: nn.Module, folder: Path, *, losses: Mapping[str, str] | No
     files.write(file, _card(type(model).__name__, base_of(model), recipe, shares, head, body, losses or {}))
 
 
+def add_tags(folder: Path, tags: Sequence[str]) -> None:
+    """Add tags to the card of a packed model in a folder."""
+    file = folder / README
+    lines = "".join(f"- {tag}\n" for tag in tags)
+    files.write(file, file.read_text(encoding="utf-8").replace(_TAGS, _TAGS + lines, 1))
+
+
 def remove_card(folder: Path) -> None:
     """Take a card of ours out of a folder; that of the float model comes back, where it stands below."""
     file = folder / README
@@ -85,7 +93,7 @@ def _card(
 ) -> str:
     name = base.rpartition("/")[2] if base else kind
     entries = [f"base_model: {base}"] if base else []
-    entries += [_RELATION, "library_name: transformers", "tags:", "- octavo", *_entries(head)]
+    entries += [_RELATION, "library_name: transformers", *_TAGS.splitlines(), *_entries(head)]
     rows = {
         "formats": f"`{recipe}`",
         "bytes of the weights": f"{size(shares.nbytes)}, {size(shares.nbytes_before)} before packing",

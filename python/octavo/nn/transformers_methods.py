@@ -48,7 +48,8 @@ class OurMethods:
 
         A simulated model is written as transformers writes it, so that ``from_pretrained`` reads its float weights and
         ``Trainer`` its checkpoints; the file says how its layers round. Of packed or folded layers, whose names
-        transformers would pass over to start from random weights, the folder is that of :func:`octavo.save_model`.
+        transformers would pass over to start from random weights, the folder is that of :func:`octavo.save_model` with
+        a model card; ``max_shard_size`` bounds its files.
 
         Raises ModelError for ``push_to_hub`` (the method of that name works), of packed models also for ``state_dict``
         and options that would change the file; ContainerError where the folder holds another model's weights; else as
@@ -68,6 +69,17 @@ class OurMethods:
         if not any(isinstance(module, PackedLayer) for module in self.modules()):
             above: Any = super()
             above.tie_weights(*args, **kwargs)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> Any:
+        """Upload what :meth:`save_pretrained` writes, the model card of a packed model with it.
+
+        ``options``: those of transformers' method. Returns the address of the commit.
+        """
+        assert isinstance(self, nn.Module)
+        above: Any = super()
+        if not any(isinstance(module, PackedLayer) for module in self.modules()):
+            return above.push_to_hub(repo_id, **options)
+        return late("push_to_hub")(self, repo_id, **options)
 
     def dequantize(self, dtype: Any = None) -> nn.Module:
         """Make the model a float one, whose weights are those that its layers multiply; return it.
