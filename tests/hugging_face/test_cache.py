@@ -1,6 +1,7 @@
 """QuantizedCache: attention sees the bits of ``octavo.quantize``, from packed memory, in every way of generating."""
 
 import copy
+import doctest
 
 import octavo
 import pytest
@@ -168,6 +169,23 @@ def test_states_are_not_assigned():
     assert cache.get_seq_length() == cache.nbytes == 0 and cache.layers[0].keys is None
 
 
+def test_the_example_of_the_docstring_runs():
+    (example,) = doctest.DocTestFinder(recurse=False).find(
+        QuantizedCache, "QuantizedCache", globs={"octavo": octavo, "torch": torch}
+    )
+    assert doctest.DocTestRunner().run(example) == doctest.TestResults(failed=0, attempted=5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_states_on_a_gpu_have_the_bits_of_the_processor():
+    held = [QuantizedCache("mxint8", values="int4:g32") for _ in range(2)]
+    for seed in range(3):
+        x = states(seed=seed)
+        here, there = held[0].update(x, x, 0), held[1].update(x.cuda(), x.cuda(), 0)
+        assert all(torch.equal(a, b.cpu()) for a, b in zip(here, there, strict=True))
+    assert held[0].nbytes == held[1].nbytes and held[1].layers[0].keys.is_cuda
+
+
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
@@ -246,6 +264,17 @@ def test_a_window_holds_no_more_than_it_needs(left_padded):
     assert cache.get_seq_length() == 28 and cache.layers[0].keys.shape[2] == WINDOW - 1
     with pytest.raises(octavo.ModelError, match="activate_past_recording"):
         cache.crop(-1)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_breaks_its_graph_at_the_cache_and_keeps_the_bits():
+    model, ids = decoder("llama"), prompt(1)
+    caches = QuantizedCache("mxint8"), QuantizedCache("mxint8")
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        for part in ids.split([6, 1, 1, 1], dim=1):
+            assert torch.equal(compiled(part, cache=caches[0]).logits, model(part, cache=caches[1]).logits)
 
 
 # --- keys before the rotary embedding ---------------------------------------------------------------------------------
