@@ -545,6 +545,15 @@ def outputs(model, inputs):
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
+def generated(model, inputs):
+    """Return four tokens that a model of transformers generates; None for one that generates no text of ids."""
+    if not model.can_generate() or "input_ids" not in inputs:
+        return None
+    given = {name: value for name, value in inputs.items() if not name.startswith("decoder_")}
+    start = {"decoder_start_token_id": 1} if model.config.is_encoder_decoder else {}
+    return model.generate(**given, **start, max_new_tokens=4, do_sample=False, eos_token_id=None)
+
+
 @dataclass(frozen=True)
 class Row:
     """What the sweep measures of one architecture.
