@@ -22,6 +22,7 @@ from octavo.compress.work_plan import WorkPlan
 from octavo.data.batches import Batches, call_numbered, samples_of
 from octavo.display.progress import Report
 from octavo.errors import ConfigError
+from octavo.model_folder.model_card import add_measured
 from octavo.model_folder.save_load import file_bytes, fill_folder
 from octavo.model_folder.weight_files import PACKED_NAME
 from octavo.nn.meta_tensors import refuse_meta
@@ -314,6 +315,7 @@ def write_model(model: nn.Module, folder: Path) -> Path:
 def write_evidence(folder: Path, recipe: Recipe, report: dict[str, Any]) -> None:
     """Write ``recipe.toml``, ``report.html`` and ``report.json`` into a folder that is there."""
     files.write(folder / RECIPE, recipe.to_toml())
+    add_measured(folder, summary_lines(report))
     write_report(folder, report)
 
 

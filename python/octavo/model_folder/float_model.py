@@ -15,13 +15,15 @@ from octavo.model_folder.skeleton import build
 from octavo.model_folder.stored_tensors import stored_state
 from octavo.nn.format_layer import FormatLayer
 from octavo.nn.packed_layer import PackedLayer
+from octavo.nn.parameter_tables import TableClass
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.rewriting import joined_state
+from octavo.nn.transformers_methods import OurMethods
 
 
 @torch.no_grad()
-def float_model(model: Any, made_by: type[nn.Module], dtype: torch.dtype | None) -> nn.Module:
-    """Return a float model of the class ``made_by`` with the weights of ``model`` as they are rounded.
+def float_model(model: Any, dtype: torch.dtype | None) -> nn.Module:
+    """Return a float model of transformers with the weights of ``model`` as they are rounded.
 
     ``dtype``: of its float tensors; None for the one that each has. Formats of inputs and outputs are left out. Raises
     ModelError for tensors that such a model has no place for.
@@ -43,12 +45,13 @@ def float_model(model: Any, made_by: type[nn.Module], dtype: torch.dtype | None)
     state = joined_state(model, rounded | {name: rounded[first] for name, first in ties.items() if first in rounded})
     config = copy.deepcopy(model.config)
     vars(config).pop(ENTRY, None)
-    fresh: Any = build(lambda: made_by(config))
+    architecture: Any = _float_class(type(model))
+    fresh: Any = build(lambda: architecture(config))
     places = fresh.state_dict()
     wrong = next((name for name in (*places, *state) if not _fits(places.get(name), state.get(name))), None)
     if wrong is not None:
         raise ModelError(
-            f"{wrong}: a float {made_by.__name__} has no such tensor of this model; octavo.save_model and octavo "
+            f"{wrong}: a float {architecture.__name__} has no such tensor of this model; octavo.save_model and octavo "
             "unpack write the tensors that there are"
         )
     parameters: dict[int, nn.Parameter] = {}
@@ -67,6 +70,11 @@ def float_model(model: Any, made_by: type[nn.Module], dtype: torch.dtype | None)
             vars(fresh)[name] = vars(model)[name]
     result: nn.Module = fresh.to(next(iter(state.values())).device).train(model.training)
     return result
+
+
+def _float_class(cls: type) -> type:
+    """Return the class of transformers that a model was made of."""
+    return next(base for base in cls.__mro__ if not isinstance(base, TableClass) and not issubclass(base, OurMethods))
 
 
 def _fits(place: Any, value: Any) -> bool:

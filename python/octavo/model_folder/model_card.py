@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,10 +43,10 @@ def base_of(model: nn.Module) -> str | None:
     return name if _HUB.fullmatch(name) and not Path(name).exists() else None
 
 
-def write_card(model: nn.Module, folder: Path, *, losses: Mapping[str, str] | None = None) -> None:
+def write_card(model: nn.Module, folder: Path) -> None:
     """Write the card of a packed model into a folder; a card of the float model that is there stays below it.
 
-    ``losses``: what was measured, by words. A card of ours is replaced.
+    A card of ours is replaced.
     """
     from octavo.quant.coverage_report import coverage  # and torch, which remove_card does without
     from octavo.recipe.note import noted_recipe
@@ -59,7 +59,16 @@ def write_card(model: nn.Module, folder: Path, *, losses: Mapping[str, str] | No
     shares = coverage(model)
     formats = sorted({tensor.format for tensor in shares.tensors if tensor.format})
     recipe = noted_recipe(model) or "; ".join(formats)
-    files.write(file, _card(type(model).__name__, base_of(model), recipe, shares, head, body, losses or {}))
+    files.write(file, _card(type(model).__name__, base_of(model), recipe, shares, head, body))
+
+
+def add_measured(folder: Path, lines: Sequence[str]) -> None:
+    """Add what was measured of the model to its card in a folder; a card that is none of ours stays as it is."""
+    file = folder / README
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    if _RELATION in _parted(text)[0]:
+        measured = "\n".join(["## Measured", "", "```text", *lines, "```", "", ""])
+        files.write(file, text.replace(_LOAD, measured + _LOAD, 1))
 
 
 def add_tags(folder: Path, tags: Sequence[str]) -> None:
@@ -85,12 +94,11 @@ def remove_card(folder: Path) -> None:
     files.write(file, f"---\n{entries}\n---\n\n{former}" if entries else former)
 
 
+_LOAD = "## Load it\n"
 _OF_FLOAT = "## Card of the float model\n"
 
 
-def _card(
-    kind: str, base: str | None, recipe: str, shares: Coverage, head: str, body: str, losses: Mapping[str, str]
-) -> str:
+def _card(kind: str, base: str | None, recipe: str, shares: Coverage, head: str, body: str) -> str:
     name = base.rpartition("/")[2] if base else kind
     entries = [f"base_model: {base}"] if base else []
     entries += [_RELATION, "library_name: transformers", *_TAGS.splitlines(), *_entries(head)]
@@ -99,7 +107,6 @@ def _card(
         "bytes of the weights": f"{size(shares.nbytes)}, {size(shares.nbytes_before)} before packing",
         "bits for each of them": f"{8 * shares.nbytes / max(shares.parameters, 1):.2f}",
         "share of them that is packed": f"{shares.share:.1%}",
-        **losses,
     }
     table = "\n".join(f"| {words} | {value} |" for words, value in rows.items())
     origin = f" of [{base}](https://huggingface.co/{base})" if base else ""
@@ -115,8 +122,7 @@ The weights{origin} are held as codes of few bits and multiplied as they are.
 | --- | --- |
 {table}
 
-## Load it
-
+{_LOAD}
 `pip install octavo transformers`, then:
 
 ```python

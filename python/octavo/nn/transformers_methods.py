@@ -89,7 +89,7 @@ class OurMethods:
         """
         assert isinstance(self, nn.Module)
         model: Any = self
-        fresh = late("float_model")(model, _theirs(type(self)), dtype)
+        fresh = late("float_model")(model, dtype)
         model.__class__, model.__dict__ = type(fresh), vars(fresh)
         result: nn.Module = model
         return result

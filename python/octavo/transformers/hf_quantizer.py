@@ -98,6 +98,11 @@ class OctavoQuantizer(HfQuantizer):
         """Make the layers, or read what a packed file says; see :meth:`_finish`."""
         with _plain_context():
             _tie(model)
+            if self.pre_quantized and kwargs.get("checkpoint_files") is None:
+                raise ModelError(
+                    "an OctavoConfig without a recipe opens a folder, and a state_dict is none; give the recipe to "
+                    'pack it by, as in OctavoConfig("int4:g32")'
+                )
             if self.pre_quantized:
                 self._folder = OpenedFolder(model, kwargs["checkpoint_files"])
                 self._bits = self._folder.bits()
@@ -216,9 +221,11 @@ class OctavoQuantizer(HfQuantizer):
         if packing is not None:
             packing.finish(model, sparse=config.sparse)
         elif folder is not None:
-            folder.fill(model, self._dtype, _one_device(self._device_map))
+            folder.fill(model, self._dtype)
         else:
             quantize_model(model, config.recipe, inplace=True, progress=False)
+        if (device := _one_device(self._device_map)) is not None:
+            model.to(device)
         vars(model.config).pop("transformers_weights", None)
         return model.eval()
 

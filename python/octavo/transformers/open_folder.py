@@ -72,7 +72,7 @@ class OpenedFolder:
         """Return the bits of an element of every tensor of the file, scales included, by name."""
         return {entry.name: 8 * entry.nbytes / max(math.prod(entry.shape), 1) for entry in self._source.entries()}
 
-    def fill(self, model: Any, dtype: torch.dtype | None, device: Any) -> nn.Module:
+    def fill(self, model: Any, dtype: torch.dtype | None) -> nn.Module:
         """Give the model its tensors and layers. Raises ContainerError as :func:`octavo.load_model`."""
         if self._saved is None:
             fill_from(self._source, model)
@@ -90,8 +90,6 @@ class OpenedFolder:
         carry_files(model, self._source.folder)
         if dtype is not None and dtype != _main_dtype(model):
             _cast(model, dtype)
-        if device is not None:
-            model.to(device)
         result: nn.Module = model
         return result
 
