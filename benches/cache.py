@@ -50,6 +50,13 @@ def title(formats: str) -> str:
     return formats.replace("/", " keys, ") + " values" * ("/" in formats)
 
 
+def added(row: dict[str, Any]) -> str:
+    """Nats of a row beside float32, with the standard error of their mean."""
+    if row["format"] == "float32":
+        return f"0, of {row['nats']:.4f}"
+    return f"{row['nats']:+.5f} ± {row['error']:.5f}"
+
+
 def windows(text: Path, folder: Path, count: int, tokens: int) -> Tensor:
     """Ids of the windows, spread over the text: ``[count, tokens]``. Raises DataError for a text that is too short."""
     import torch
@@ -171,7 +178,7 @@ def run(args: argparse.Namespace) -> int:
         {
             "cache": title(row["format"]),
             "of_float32": f"{row['share']:.1%}".replace("%", " %"),
-            "nats": f"{row['nats']:.4f}" if row["format"] == "float32" else f"{row['nats']:+.5f} ± {row['error']:.5f}",
+            "nats": added(row),
             "divergence": f"{row['divergence']:.2g}",
             "tokens_per_s": round(per_s[row["format"]], 1),
         }

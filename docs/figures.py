@@ -24,6 +24,10 @@ COLUMNS = {  # of a recorded comparison: the heading in a document, by the name 
     "mb_per_token": "MB read a token",
     "tokens_per_s": "tokens a second",
     "prompt_tokens_per_s": "prompt of 512, tokens a second",
+    "cache": "keys and values",
+    "of_float32": "bytes of float32",
+    "nats": "nats added to a token",
+    "divergence": "divergence, nats",
 }
 SCALES = {"%": 1e2, "kB": 1e-3, "MB": 1e-6, "ms": 1e3, "us": 1e6, "s": 1.0, "": 1.0}
 
