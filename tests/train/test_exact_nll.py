@@ -3,7 +3,7 @@
 import pytest
 import torch
 from lab.language.gpt.mixer_parts import SmoothedHead
-from octavo.errors import ContractError, DataError, ModelError
+from octavo.errors import ContractError, DataError, ModelError, NonFiniteError
 from octavo.lab.language.gpt import GPT, Attention, GPTConfig, GridSoftmax, GridTable, RowSmoothing, contracts
 from octavo.lab.language.gpt.attention_mixer import AttentionMixer
 from octavo.lab.language.gpt.softmax_head import SoftmaxHead
@@ -82,3 +82,19 @@ def test_targets_of_training_do_not_reach_evaluation():
         trained = model(STREAM[None, :-1], STREAM[None, 1:])[0].item()
         found.append((trained, exact_nll(model, STREAM, context=100)))
     assert found[0][0] != found[1][0] and found[1][1].minus(found[0][1]) == 0
+
+
+def test_scores_that_are_not_finite_name_the_weight():
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(8, 8)
+
+        def forward(self, ids):
+            return self.table(ids)
+
+    model = Broken()
+    with torch.no_grad():
+        model.table.weight[:] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"'table\.weight' of the Broken holds NaN"):
+        exact_nll(model, torch.arange(40) % 8, context=8)

@@ -71,7 +71,7 @@ def fisher_scores(
         with torch.enable_grad(), _watched(own, groups, inputs, change, loss):
             rows = reader.rows(call_numbered(own, batch, number), batch)
             if not bool(torch.isfinite(rows.detach()).all()):
-                raise NonFiniteError(not_finite(number))
+                raise NonFiniteError(not_finite(number, model))
             with in_turn("direction"):
                 direction = _direction(reader, rows.detach(), generator)
             rows.backward(direction)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from octavo.errors import ConfigError, ModelError
-from octavo.train.model_outputs import attention_mask, read_output, rows_of
+from octavo.train.model_outputs import attention_mask, read_output, rows_of, weights_at_fault
 
 DIVERGENCES = ("kl", "cosine", "mse")
 Output = Callable[[Any, Any], Tensor]
@@ -70,11 +70,11 @@ class Reader:
         return float(self.each(reference, rows).double().sum().clamp(min=0))
 
 
-def not_finite(number: int) -> str:
+def not_finite(number: int, model: nn.Module) -> str:
     """Return what is said of a batch whose output in the float model is not finite."""
     return (
-        f"batch {number}: the float model's output holds NaN or infinity, which nothing can be measured against; look "
-        "at this batch, and at the weights"
+        f"batch {number}: the float model's output holds NaN or infinity, which nothing can be measured against; "
+        f"{weights_at_fault(model)}"
     )
 
 

@@ -59,7 +59,7 @@ class SharedPasses:
                 self.reader = reader_of(result, batch, output, divergence)
             rows = self.reader.rows(result, batch)
             if not bool(torch.isfinite(rows).all()):
-                raise NonFiniteError(not_finite(number))
+                raise NonFiniteError(not_finite(number, model))
             self._references.append(self.reader.reference(rows, narrow=self._references.is_full(rows.nbytes)))
             self._count += len(rows)
             advance()

@@ -18,7 +18,7 @@ from octavo.errors import DataError, ModelError, NonFiniteError
 from octavo.nn.meta_tensors import refuse_meta
 from octavo.storage.arguments import checks_arguments
 from octavo.train.loss_guard import Checked, LossGuard, StreamState
-from octavo.train.model_outputs import evaluating, measured_copy
+from octavo.train.model_outputs import evaluating, measured_copy, weights_at_fault
 from octavo.train.token_losses import gives_losses, token_losses
 from octavo.train.token_windows import (
     Window,
@@ -220,5 +220,8 @@ def _sums(model: nn.Module, losses_BT: Tensor, part: Sequence[Window]) -> list[f
     """Return the sum of the losses of each window. Raises NonFiniteError."""
     sums = [row[-scored:].sum().item() for row, (_, _, scored) in zip(losses_BT, part, strict=True)]
     if not all(map(math.isfinite, sums)):
-        raise NonFiniteError(f"{type(model).__name__}: its scores become NaN or infinity on tokens {part[0][0]} and on")
+        raise NonFiniteError(
+            f"{type(model).__name__}: its scores become NaN or infinity on tokens {part[0][0]} and on; "
+            f"{weights_at_fault(model)}"
+        )
     return sums

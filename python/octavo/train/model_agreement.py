@@ -13,7 +13,7 @@ from octavo.data.batches import Batches, arguments_of, call_numbered, tensors_in
 from octavo.errors import ModelError, NonFiniteError
 from octavo.tensors.fixed_order import one_thread
 from octavo.train.measurement import Measurement, digest_of, mean_of
-from octavo.train.model_outputs import evaluating, read_output
+from octavo.train.model_outputs import evaluating, read_output, weights_at_fault
 from octavo.train.unpadded_samples import unpadded
 
 _NEIGHBOURS = 5000  # most embeddings whose neighbours are compared: the table of similarities has at most 200 MB
@@ -65,7 +65,8 @@ def agreement(
             progress(number + 1, len(batches))
     if not all(map(math.isfinite, values)):
         raise NonFiniteError(
-            f"{type(model).__name__} or {type(reference).__name__} gives NaN or infinity on these batches"
+            f"{type(model).__name__} or {type(reference).__name__} gives NaN or infinity on these batches; "
+            f"{weights_at_fault(model, reference)}"
         )
     examples = digest_of(parts)
     if kinds == {"embedding"}:

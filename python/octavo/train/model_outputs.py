@@ -116,6 +116,15 @@ def measured_copy(model: nn.Module) -> nn.Module | None:
 _WRAPPERS = ("torch._dynamo", "torch.distributed", "torch.jit", "torch.nn.parallel")
 
 
+def weights_at_fault(*models: nn.Module) -> str:
+    """Return, for a message about outputs that are not finite, the first weight that is not, or where else to look."""
+    for model in models:
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                return f"'{name}' of the {type(model).__name__} holds NaN or infinity"
+    return "all weights are finite, so look at the inputs"
+
+
 def is_plain(model: nn.Module) -> bool:
     """Whether a model consists of plain modules, without process groups and without compiled or scripted code."""
     return not any(
