@@ -110,30 +110,22 @@ def test_a_state_dict_that_is_given_is_written(tmp_path):
 
 def test_push_to_hub_uploads_our_folder(monkeypatch):
     model, uploaded = octavo.pack_model(simulated()), []
-    hub = transformers.utils.hub
-    monkeypatch.setattr(hub, "create_and_tag_model_card", lambda *_, **__: _Card())
-    for place in ("hf_api", "create_repo"):
-        if hasattr(hub, place):
-            monkeypatch.setattr(hub, place, lambda *_, **__: _Api())
 
-    def upload(self, folder, *_, **__):
-        uploaded.append(torch.equal(logits(octavo.load_model(folder)), logits(model)))
+    class Hub:
+        repo_id = "somebody/something"
 
-    monkeypatch.setattr(type(model), "_upload_modified_files", upload)
+        def __init__(self, **_):
+            pass
+
+        def create_repo(self, *_, **__):
+            return self
+
+        def upload_folder(self, *, folder_path, **_):
+            uploaded.append(torch.equal(logits(octavo.load_model(folder_path)), logits(model)))
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
     model.push_to_hub("somebody/something")
     assert uploaded == [True]
-
-
-class _Card:
-    def save(self, path):
-        pass
-
-
-class _Api:
-    repo_id = "somebody/something"
-
-    def create_repo(self, *_, **__):
-        return self
 
 
 def test_models_are_freed_as_soon_as_nobody_holds_them():
