@@ -205,7 +205,7 @@ def test_codes_scales_and_bias_are_all_that_is_held():
     layer = linear(k, n)
     packed = PackedLinear.from_linear(QuantLinear.from_linear(layer, plan(weight="mxint8", input="mxint8")))
     held = sum(t.nbytes for t in [*packed.parameters(), *packed.buffers()])
-    assert held == octavo.Format("mxint8").nbytes((n, k)) + 4 * n
+    assert held == octavo.Format("mxint8").nbytes((n, k)) + 4 * n + len("mxint8")  # the format, by its name
 
 
 def floats_of(numel):
@@ -253,12 +253,44 @@ def _halve(module, args, y):
 
 def test_state_dicts_go_round():
     a, b = (PackedLinear.from_linear(nn.Linear(96, 40), "int4:g32") for _ in range(2))
-    parts = {"weight_codes", "weight_scales", "weight_zeros", "weight_levels"}
-    assert set(a.state_dict()) == {*parts, "weight_format", "bias"} and set(dict(a.named_buffers())) == parts
+    parts = {"weight_codes", "weight_scales", "weight_format"}
+    assert set(a.state_dict()) == {*parts, "bias"} and set(dict(a.named_buffers())) == parts
     b.load_state_dict(a.state_dict())
     assert b.weight == a.weight
     b.load_state_dict({name: value.clone() for name, value in a.state_dict().items()}, assign=True)
     assert torch.equal(b(normal(3, 96)), a(normal(3, 96)))
+
+
+@pytest.mark.parametrize("text", ["e4m3", "int4:g32", "uint4:g32", "nvfp4"])
+def test_parts_that_a_format_lacks_are_no_buffers_and_old_state_dicts_have_them(text):
+    layer, twin = (PackedLinear.from_linear(linear(k=96, n=48), text) for _ in range(2))
+    nn.init.zeros_(twin.bias)
+    core = layer.format.core
+    there = {"weight_codes": True, "weight_scales": core.scale_type is not None}
+    there |= {"weight_zeros": core.has_zeros, "weight_levels": core.has_levels, "weight_format": True}
+    assert {name for name, _ in layer.named_buffers()} == {name for name, is_there in there.items() if is_there}
+    assert all(tensor.numel() for tensor in layer.state_dict().values())
+    old = layer.state_dict() | {name: getattr(layer, name) for name in there}  # as version 0.1 wrote it
+    x = normal(3, 96)
+    assert str(twin.load_state_dict(old)) == "<All keys matched successfully>" and torch.equal(twin(x), layer(x))
+    for name in there:
+        if not there[name]:
+            with pytest.raises(RuntimeError, match=f"Unexpected key.*{name}"):
+                twin.load_state_dict(old | {name: torch.ones(3)})
+    # A pickle of that version: all parts are buffers.
+    twin.__setstate__({**vars(layer), "_buffers": {name: getattr(layer, name) for name in there}})
+    assert dict(twin.named_buffers()).keys() == dict(layer.named_buffers()).keys() and torch.equal(twin(x), layer(x))
+
+
+def test_parts_that_a_format_lacks_follow_the_codes():
+    """Other packages move the buffers of a layer one after another."""
+    layer = PackedLinear.from_linear(linear(), "int4:g32")
+    assert layer.to("meta").weight_zeros.is_meta
+    for name, buffer in [*layer.named_buffers()]:
+        layer._buffers[name] = torch.zeros_like(buffer, device="cpu")
+    assert all(part.device.type == "cpu" for part in layer.parts) and not layer.weight_zeros.is_meta
+    halved = PackedLinear.from_linear(linear(), "nvfp4").half()
+    assert halved.weight_levels.dtype == torch.float32 and halved.weight_zeros.dtype == torch.uint8
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(2), torch.tensor(9), torch.zeros(1, 2, dtype=torch.uint8)])

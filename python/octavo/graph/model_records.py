@@ -112,7 +112,7 @@ def _packed_weight(
     """Record a packed weight as one tensor; the names of its codes, scales, zeros and levels refer to it."""
     packed = layer.packed_weight
     name = names.setdefault(id(layer.weight_codes), join(path, "weight"))
-    for part in ("codes", "scales", "zeros", "levels", "bitmap", "starts"):
+    for part in ("codes", "scales", "zeros", "levels", "bitmap", "starts", "format"):
         places[join(path, f"weight_{part}")] = name
     codes, shape = layer.weight_codes, tuple(packed.shape)
     record = TensorRecord(

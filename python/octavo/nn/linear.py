@@ -16,7 +16,7 @@ from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.nn.registry import LayerKind, register
 from octavo.ops import linear, sparse  # also registers the ops
-from octavo.ops._direct import is_direct
+from octavo.ops._direct import is_direct, is_plain
 from octavo.ops.known_weight import known_weight
 from octavo.recipe.spec import LayerPlan, Spec
 from octavo.tensors.formats import Format
@@ -289,7 +289,9 @@ class PackedLinear(PackedLayer):
             if BITMAP in held:
                 y = self._multiply_sparse(input, bias, quantizer)
             else:
-                y = self._multiply(input, quantizer, held["weight_codes"], held["weight_scales"], bias, self._rows)
+                y = self._multiply(
+                    input, quantizer, held["weight_codes"], self._part("weight_scales"), bias, self._rows
+                )
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
     def _multiply_known(self, x: Tensor, bias: Tensor | None, quantizer: Quantizer | None) -> Tensor | None:
@@ -297,8 +299,13 @@ class PackedLinear(PackedLayer):
         if bias is not None and bias.requires_grad and torch.is_grad_enabled():
             return None
         held = cast("dict[str, Tensor]", self._buffers)
-        parts = held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"]
-        read = (parts[0], parts[1], bias) if self._has_two_parts else (*parts, bias)
+        codes = held["weight_codes"]
+        if self._has_two_parts and "weight_scales" in held:
+            read: tuple[Tensor | None, ...] = (codes, held["weight_scales"], bias)
+        elif is_plain((codes,)):
+            read = (*self.parts, bias)
+        else:
+            return None
         rounding, input_scales = None, _NO_SCALES
         if quantizer is not None:
             rounding = quantizer._text, None if self._integer else quantizer._rule
@@ -306,10 +313,12 @@ class PackedLinear(PackedLayer):
             read = (*read, *input_scales)
         known = self._known
         if known is None or known.rounding != rounding:
+            if not is_plain((codes,)):
+                return None
             if quantizer is not None:
                 quantizer._check(x)
             sizes = self._text, self._rows, self._width
-            known = self._known = known_weight(*sizes, parts, bias, rounding, input_scales, read)
+            known = self._known = known_weight(*sizes, self.parts, bias, rounding, input_scales, read)
             if known is None:
                 return None
         y = known.multiply(x, read)
@@ -321,8 +330,7 @@ class PackedLinear(PackedLayer):
         self, x: Tensor, quantizer: Quantizer | None, codes: Tensor, scales: Tensor, bias: Tensor | None, rows: int
     ) -> Tensor:
         """Multiply with ``rows`` rows of the weight by the operator."""
-        held = cast("dict[str, Tensor]", self._buffers)
-        weight = codes, scales, held["weight_zeros"], held["weight_levels"]
+        weight = codes, scales, self._part("weight_zeros"), self._part("weight_levels")
         sizes = self._text, rows, self._width
         if quantizer is None:
             return linear.PACKED.for_operands(x, bias)(x, *weight, bias, *sizes)
@@ -336,7 +344,7 @@ class PackedLinear(PackedLayer):
     def _multiply_sparse(self, x: Tensor, bias: Tensor | None, quantizer: Quantizer | None) -> Tensor:
         """Multiply with sparse codes; for rounded inputs a few megabytes of dense ones are made at a time."""
         held = cast("dict[str, Tensor]", self._buffers)
-        parts = held["weight_scales"], held["weight_zeros"], held["weight_levels"]
+        parts = self._part("weight_scales"), self._part("weight_zeros"), self._part("weight_levels")
         codes = SparseCodes(held["weight_codes"], held[BITMAP], held[STARTS])
         if quantizer is None:
             return sparse.multiply(x, codes, *parts, bias, self._text, self._rows, self._width)

@@ -22,9 +22,10 @@ from octavo.nn.registry import kind_of
 from octavo.nn.stored_scales import format_bytes, format_text
 from octavo.nn.sum_linear import computes_as
 from octavo.nn.weight_buffers import BITMAP as BITMAP
+from octavo.nn.weight_buffers import FORMAT as FORMAT
 from octavo.nn.weight_buffers import PARTS as PARTS
 from octavo.nn.weight_buffers import STARTS as STARTS
-from octavo.nn.weight_buffers import WeightBuffers
+from octavo.nn.weight_buffers import WeightBuffers, lacking
 from octavo.ops.codec import encode
 from octavo.recipe.fit import misfit
 from octavo.recipe.rule import Rule, read_spec
@@ -33,7 +34,6 @@ from octavo.tensors.formats import Format
 from octavo.tensors.packed_tensor import PackedTensor
 from octavo.tensors.sparse_codes import expand
 
-FORMAT = "weight_format"
 DECODE = "decode + torch"  # the kernel of layers that have none
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 
@@ -51,7 +51,8 @@ class PackedLayer(WeightBuffers):
     """A layer that holds its weight as codes and scales, and never a dense copy.
 
     Buffers ``weight_codes``, ``weight_scales``, ``weight_zeros``, ``weight_levels``: the parts of :attr:`weight`, which
-    keep their dtypes whatever ``.to(dtype)`` does; only the logical dtype follows. ``bias``: a frozen Parameter, an
+    keep their dtypes whatever ``.to(dtype)`` does; only the logical dtype follows. Parts that the format does not have
+    are empty, and no buffers. ``bias``: a frozen Parameter, an
     int32 buffer in steps of the accumulators, or None. ``input_quantizer``, ``output_quantizer``: a Quantizer or None.
     To code of a model that reads them in a forward pass, past the layer, ``weight`` and ``bias`` are decoded tensors.
     Of sparse codes, ``weight_codes`` are those that are not 0, and ``weight_bitmap`` tells where; on devices other than
@@ -112,8 +113,7 @@ class PackedLayer(WeightBuffers):
         sparse = self.sparse_codes
         if sparse is None:
             return PackedTensor(self.format, *self.parts, **logical)
-        held = cast("dict[str, Tensor]", self._buffers)
-        others = (held[f"weight_{part}"] for part in PARTS[1:])
+        others = (self._part(f"weight_{part}") for part in PARTS[1:])
         return PackedTensor.of_sparse(self.format, sparse, *others, **logical)
 
     @property
@@ -216,13 +216,13 @@ class PackedLayer(WeightBuffers):
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Codes, scales, zeros and levels of the weight; dense codes of sparse ones are made now."""
-        held = cast("dict[str, Tensor]", self._buffers)
+        others = self._part("weight_scales"), self._part("weight_zeros"), self._part("weight_levels")
         sparse = self.sparse_codes
-        if sparse is not None:
-            matrix = self._rows, self._width
-            codes = torch.ops.octavo.dense_codes.default(*sparse, self._text, *matrix, 0, self._rows)
-            return codes, held["weight_scales"], held["weight_zeros"], held["weight_levels"]
-        return held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"]
+        if sparse is None:
+            return cast("Tensor", self._buffers["weight_codes"]), *others
+        matrix = self._rows, self._width
+        codes = torch.ops.octavo.dense_codes.default(*sparse, self._text, *matrix, 0, self._rows)
+        return codes, *others
 
     @property
     def is_integer(self) -> bool:
@@ -458,6 +458,9 @@ class PackedLayer(WeightBuffers):
             return tensor.to(made.device) if id(tensor) in held and made.dtype != tensor.dtype else made
 
         super()._apply(kept, recurse)  # type: ignore[no-untyped-call] # torch's has no types
+        for name in lacking(self.format.core):
+            empty = getattr(self, name)
+            self._take_empty(name, fn(empty).to(empty.dtype))
         self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
         sparse, device = self.sparse_codes, self.weight_codes.device
         if sparse is not None and device.type not in ("cpu", "meta"):
@@ -467,7 +470,7 @@ class PackedLayer(WeightBuffers):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + FORMAT] = format_bytes(self._text)
+        destination[prefix + FORMAT] = format_bytes(self._text)  # the buffer may be on the meta device
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], strict: bool,
@@ -476,9 +479,7 @@ class PackedLayer(WeightBuffers):
         """Refuse codes of another format: their shapes may be the same."""
         key = prefix + FORMAT
         found = state_dict.get(key)
-        if found is None:
-            missing_keys.append(key)
-        elif (text := format_text(found)) != self._text:
+        if found is not None and (text := format_text(found)) != self._text:
             error_msgs.append(f"{prefix}weight: codes of '{text}', but the layer holds '{self._text}'")
             return
         self._make_room(state_dict.get(f"{prefix}weight_codes"), state_dict.get(f"{prefix}{BITMAP}"))
@@ -490,8 +491,11 @@ class PackedLayer(WeightBuffers):
                 self._count_starts()
             except ShapeError as error:
                 error_msgs.append(f"{prefix}weight: {error}")
-        if key in unexpected_keys:
-            unexpected_keys.remove(key)
+        # State dicts of 0.1 have the parts that a format lacks, empty.
+        empty = [prefix + name for name in lacking(self.format.core)]
+        for name in (name for name in empty if name in state_dict and not state_dict[name].numel()):
+            if name in unexpected_keys:
+                unexpected_keys.remove(name)
 
     def extra_repr(self) -> str:
         """Tell shape, format and bytes.

@@ -7,21 +7,27 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from octavo import _core
 from octavo.errors import ShapeError
 from octavo.nn.format_layer import FormatLayer
+from octavo.nn.stored_scales import format_bytes
 from octavo.tensors.formats import Format
 from octavo.tensors.packed_tensor import PackedTensor
 from octavo.tensors.sparse_codes import SparseCodes, bitmap_shape, code_bytes, of_parts, popcount, refuse_others
 from octavo.tensors.tensor_parts import part_specs
 
 PARTS = ("codes", "scales", "zeros", "levels")
+_OPTIONAL = {"weight_scales": "scale_type", "weight_zeros": "has_zeros", "weight_levels": "has_levels"}
+FORMAT = "weight_format"
 BITMAP, STARTS = "weight_bitmap", "weight_starts"  # buffers of sparse codes alone
 
 
 class WeightBuffers(FormatLayer):
     """A layer with the buffers ``weight_codes``, ``weight_scales``, ``weight_zeros`` and ``weight_levels``.
 
-    Of sparse codes also ``weight_bitmap``, and ``weight_starts``, which follows from it and is in no state dict.
+    And ``weight_format``, the text of the format as bytes, for packages that load tensors by the names of buffers.
+    Of sparse codes also ``weight_bitmap``, and ``weight_starts``, which follows from it and is in no state dict. Parts
+    that the format does not have are empty tensors, attributes and no buffers: nothing saves, moves or sends them.
     """
 
     format: Format
@@ -34,8 +40,36 @@ class WeightBuffers(FormatLayer):
 
     def _hold(self, weight: PackedTensor) -> None:
         """Take the parts of a weight as buffers."""
-        held = zip((*(f"weight_{part}" for part in PARTS), BITMAP), weight.held_parts, strict=False)
-        self._take_buffers(dict(held), weight.sparse)
+        held = dict(zip((*(f"weight_{part}" for part in PARTS), BITMAP), weight.held_parts, strict=False))
+        for name in lacking(weight.format.core):
+            self._take_empty(name, held.pop(name))
+        codes = held["weight_codes"]
+        held[FORMAT] = format_bytes(weight.format.text).to("cpu" if codes.is_meta else codes.device)
+        self._take_buffers(held, weight.sparse)
+
+    def _take_empty(self, name: str, part: Tensor) -> None:
+        """Keep a part that the format does not have as an attribute."""
+        self._buffers.pop(name, None)
+        vars(self)[name] = part
+
+    def _part(self, name: str) -> Tensor:
+        """Return a part of the weight; an empty one is on the device of the codes."""
+        held = cast("dict[str, Tensor]", self._buffers)
+        if name in held:
+            return held[name]
+        empty: Tensor = getattr(self, name)
+        if empty.device != held["weight_codes"].device:  # other packages move buffers by their names
+            empty = torch.empty_like(empty, device=held["weight_codes"].device)
+            self._take_empty(name, empty)
+        return empty
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Read a pickle, also one of a version that had empty parts as buffers."""
+        super().__setstate__(state)
+        for name in lacking(self.format.core):
+            if name in self._buffers:
+                self._take_empty(name, cast("Tensor", self._buffers[name]))
+        self._buffers.setdefault(FORMAT, format_bytes(self.format.text).to(self.weight_codes.device))
 
     def _take_buffers(self, held: dict[str, Tensor], sparse: SparseCodes | None) -> None:
         if sparse is None:
@@ -47,6 +81,7 @@ class WeightBuffers(FormatLayer):
             if name in self._buffers:
                 self._buffers[name] = tensor
             else:
+                vars(self).pop(name, None)
                 self.register_buffer(name, tensor, persistent=name != STARTS)
 
     @property
@@ -85,3 +120,8 @@ class WeightBuffers(FormatLayer):
                 f"sparse codes: the bitmap tells of {nonzero} codes that are not 0, in {codes.numel()} bytes"
             )
         self._buffers[STARTS] = of_parts(codes, bitmap, nonzero, self._rows, self._width).starts
+
+
+def lacking(format: _core.Format) -> list[str]:
+    """Return the names of the parts that no weight of a format has."""
+    return [name for name, attribute in _OPTIONAL.items() if not getattr(format, attribute)]
