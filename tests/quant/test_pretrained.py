@@ -206,23 +206,51 @@ def test_what_other_packages_ask_of_a_model_is_answered(name):
 
 
 @pytest.mark.filterwarnings("ignore::octavo.UnusedLayerWarning")
+@pytest.mark.parametrize("recipe", ["mxint8", "nvfp4", "int8", "uint4:g16"])
 @pytest.mark.parametrize("name", WITH_TOKENS)
-def test_tables_of_tokens_tell_their_size_and_keep_it(name):
+def test_tables_of_tokens_take_another_number_of_rows_and_old_rows_keep_their_bits(name, recipe, tmp_path):
     model = model_of(name)
-    small = packed(model, "mxint8")
-    for quantized in (small, octavo.quantize_model(model, "mxint8", progress=False)):
-        table = quantized.get_input_embeddings()
-        assert (table.weight.shape, table.weight.device, table.weight.dtype) == ((50, 32), model.device, model.dtype)
-        assert quantized.get_output_embeddings() is None or len(quantized.get_output_embeddings().weight) == 50
+    for quantized in (packed(model, recipe), octavo.quantize_model(model, recipe, progress=False)):
+        table, head = quantized.get_input_embeddings(), quantized.get_output_embeddings()
+        weight = table.weight
+        assert (weight.shape, weight.device, weight.dtype) == ((50, 32), model.device, model.dtype)
+        assert not weight.is_meta and weight.requires_grad is not hasattr(table, "packed_weight")
+        if hasattr(model, "_resize_final_logits_bias"):
+            with pytest.raises(ModelError, match=r"its class resizes more .*float model, then octavo.quantize_model"):
+                quantized.resize_token_embeddings(60)
+            continue
         for same in ((), (50,)):
             assert quantized.resize_token_embeddings(*same) is table
-        for other in ((60,), (None, 64), (50, 64)):
-            with pytest.raises(ModelError, match=r"of 50 rows keeps them; .*float model, then octavo.quantize_model"):
-                quantized.resize_token_embeddings(*other)
-    model.resize_token_embeddings(60)
-    assert octavo.quantize_model(model, "mxint8", progress=False).get_input_embeddings().weight.shape == (60, 32)
-    if name != "bert":
-        assert small.generate(IDS[:, :4], max_new_tokens=3, do_sample=False).shape[0] == 2
+        before = quantized(**inputs(name))[0].detach()
+        assert quantized.resize_token_embeddings(60) is table and len(table.weight) == 60
+        rows = table(torch.arange(60)).detach()
+        after = quantized(**inputs(name))[0].detach()
+        if recipe != "int8" or hasattr(table, "packed_weight"):  # a simulated table chooses its one scale anew
+            assert torch.equal(after[..., : before.shape[-1]], before)
+            mean = rows[:50].mean(0)
+            assert torch.allclose(rows[50:], mean.expand(10, -1), atol=0.2 * float(mean.abs().max()))  # steps of 4 bits
+        assert quantized.config.vocab_size == 60 and (head is None or after.shape[-1] == 60)
+        assert quantized.resize_token_embeddings(pad_to_multiple_of=64) is table and len(table.weight) == 64
+        if hasattr(table, "packed_weight"):
+            octavo.save_model(quantized, tmp_path / "wider")
+            loaded = octavo.load_model(tmp_path / "wider")
+            assert torch.equal(loaded(**inputs(name))[0], quantized(**inputs(name))[0])
+        quantized.resize_token_embeddings(50)
+        if recipe != "int8" or hasattr(table, "packed_weight"):
+            assert torch.equal(quantized(**inputs(name))[0], before)
+
+
+def test_rows_that_come_may_be_drawn():
+    small = packed(model_of(WITH_TOKENS[0]), "mxint8")
+    small.resize_token_embeddings(1000, mean_resizing=False)
+    rows = small.get_input_embeddings()(torch.arange(50, 1000))
+    assert float(rows.detach().std()) == pytest.approx(small.config.initializer_range, rel=0.05)
+
+
+def test_tables_with_fixed_scales_keep_their_rows():
+    model = octavo.quantize_model(model_of(WITH_TOKENS[0]), "int4:g16@mse", progress=False)
+    with pytest.raises(ModelError, match=r"has fixed scales, of 50 rows; call resize_token_embeddings on the float"):
+        model.resize_token_embeddings(60)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -13,6 +13,8 @@ from octavo.late_binding import late
 from octavo.nn.folded_norm import FoldedNorm
 from octavo.nn.format_layer import FormatLayer
 from octavo.nn.packed_layer import PackedLayer
+from octavo.nn.quant_layer import QuantLayer
+from octavo.nn.resized_tables import resize_rows, rows_of
 
 
 def use_our_methods(model: nn.Module) -> list[tuple[nn.Module, type[nn.Module]]]:
@@ -111,7 +113,13 @@ class OurMethods:
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Module:
-        """Return the table of tokens. Raises ModelError for another number of rows where table or head has a format."""
+        """Return the table of tokens with another number of rows, and give the head as many.
+
+        Rows that stay keep every bit; new ones are encoded in the format of the table: the mean of the others, or with
+        ``mean_resizing=False`` draws of the configuration's ``initializer_range``. A head that shares the codes of the
+        table still does. Raises ModelError for simulated layers with fixed scales, and for models whose class resizes
+        in a way of its own.
+        """
         assert isinstance(self, nn.Module)
         above: Any = super()
         tables = [
@@ -123,20 +131,63 @@ class OurMethods:
         if ours is None:
             resized: nn.Module = above.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
             return resized
-        rows = len(ours.packed_weight) if isinstance(ours, PackedLayer) else len(ours.weight)  # type: ignore[arg-type]
-        if new_num_tokens in (None, rows) and pad_to_multiple_of is None:
-            table: nn.Module = tables[0]
+        before = rows_of(ours)
+        rows = before if new_num_tokens is None else new_num_tokens
+        if pad_to_multiple_of is not None:
+            rows = -(-rows // pad_to_multiple_of) * pad_to_multiple_of
+        table: nn.Module = tables[0]
+        if rows == before and pad_to_multiple_of is None:
             return table
-        raise ModelError(
-            f"{type(self).__name__}.resize_token_embeddings: a {type(ours).__name__} of {rows} rows keeps them; call "
-            "resize_token_embeddings on the float model, then octavo.quantize_model and octavo.pack_model"
-        )
+        fits = all(isinstance(table, PackedLayer | QuantLayer) and rows_of(table) == before for table in tables)
+        if not fits or _resizes_otherwise(type(self)):
+            raise ModelError(
+                f"{type(self).__name__}.resize_token_embeddings: its table and head have not both a format and "
+                f"{before} rows, or its class resizes more than these; call resize_token_embeddings on the float "
+                "model, then octavo.quantize_model and octavo.pack_model"
+            )
+        config: Any = self.config
+        spread = None if mean_resizing else float(getattr(config, "initializer_range", 0.02))
+        _resize(self, tables, rows, spread)
+        if len(tables) > 1:
+            above.set_output_embeddings(tables[1])  # some classes hold its bias at another place, too
+        config.get_text_config().vocab_size = rows
+        if hasattr(self, "vocab_size"):
+            self.vocab_size = rows
+        self.tie_weights()
+        return table
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Pickle by the class of transformers, which other processes know."""
         parts = super().__reduce_ex__(protocol)
         assert isinstance(parts, tuple)  # a module is no global name
         return _made, (_theirs(type(self)),), *parts[2:]
+
+
+def _resizes_otherwise(cls: type) -> bool:
+    """Whether a class of transformers has a way of its own to resize tables."""
+    theirs: Any = sys.modules["transformers.modeling_utils"]
+    own: Any = _theirs(cls)
+    return own.resize_token_embeddings is not theirs.PreTrainedModel.resize_token_embeddings
+
+
+def _resize(model: nn.Module, tables: list[nn.Module], rows: int, spread: float | None) -> None:
+    """Resize tables and all layers that share their weights, which share them afterwards, too."""
+    owners: dict[int, list[PackedLayer | QuantLayer]] = {_weight_id(table): [] for table in tables}
+    for layer in model.modules():
+        if isinstance(layer, PackedLayer | QuantLayer) and _weight_id(layer) in owners:
+            owners[_weight_id(layer)].append(layer)
+    for first, *others in owners.values():
+        resize_rows(first, rows, spread)
+        for layer in others:
+            resize_rows(layer, rows, spread)
+            if isinstance(layer, PackedLayer) and isinstance(first, PackedLayer):
+                layer._hold(first.packed_weight)
+            else:
+                layer._parameters["weight"] = first._parameters["weight"]
+
+
+def _weight_id(layer: nn.Module) -> int:
+    return id(layer.weight_codes if isinstance(layer, PackedLayer) else layer._parameters.get("weight"))
 
 
 def _has_ours(model: nn.Module) -> bool:

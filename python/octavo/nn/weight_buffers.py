@@ -65,7 +65,7 @@ class WeightBuffers(FormatLayer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Read a pickle, also one of a version that had empty parts as buffers."""
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call] # torch's has no types
         for name in lacking(self.format.core):
             if name in self._buffers:
                 self._take_empty(name, cast("Tensor", self._buffers[name]))

@@ -312,6 +312,16 @@ class PackedTensor:
         """Device of the parts."""
         return self.held_parts[0].device
 
+    @property
+    def is_meta(self) -> bool:
+        """Whether the parts have no values."""
+        return self.held_parts[0].is_meta
+
+    @property
+    def requires_grad(self) -> bool:
+        """False: codes have no gradient. Code that knows tensors asks a weight for this."""
+        return False
+
     def numel(self) -> int:
         """Return the number of logical elements.
 
