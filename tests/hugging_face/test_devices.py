@@ -7,7 +7,6 @@ from helpers.architectures import IDS, build
 transformers = pytest.importorskip("transformers", minversion="5.24")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
-import octavo.transformers  # noqa: E402 - transformers may be missing
 from octavo.transformers import OctavoConfig  # noqa: E402
 
 

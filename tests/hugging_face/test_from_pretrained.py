@@ -179,6 +179,21 @@ def test_folders_of_before_open_with_a_configuration_without_a_recipe(folder, tm
         transformers.AutoModelForCausalLM.from_pretrained(folder, quantization_config=OctavoConfig())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_configuration_without_a_dtype_leaves_that_of_the_file(folder, tmp_path, dtype):
+    """Also of formats whose scales transformers cannot read."""
+    model = packed(llama(folder, None, dtype=dtype), "mxint8")
+    model.config.dtype = None
+    model.save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    assert values.pop("dtype") == str(dtype).removeprefix("torch.")
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    made = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert_same_model(made, model)
+    assert made.config.dtype == dtype
+    assert llama(tmp_path, None, dtype=torch.float16).lm_head.dtype == torch.float16
+
+
 def test_checkpoints_of_a_simulated_model_stay_those_of_transformers(folder, tmp_path):
     made = transformers.LlamaForCausalLM.from_pretrained(
         folder, quantization_config=OctavoConfig("int4:g32@lsq", simulate=True)

@@ -24,7 +24,7 @@ from octavo.model_folder.place_tensors import assign_plain, refuse_empty
 from octavo.model_folder.quantization_entry import ENTRY, entry_of, folder_entry, is_ours, write_entry
 from octavo.model_folder.skeleton import build, build_from_config, drop_pooler
 from octavo.model_folder.stored_feature import Restoration, Stage
-from octavo.model_folder.stored_tensors import stored_state
+from octavo.model_folder.stored_tensors import main_dtype, stored_state
 from octavo.model_folder.structure import (
     KEY,
     describe_model,
@@ -293,6 +293,8 @@ def write_config(model: nn.Module, folder: Path) -> None:
             config = copy.deepcopy(config)
             if name == "config":
                 config.architectures = [type(model).__name__]
+                if getattr(config, "dtype", "unknown") is None:  # transformers would look for it in the weights
+                    config.dtype = main_dtype(model)
                 entry = entry_of(model)
                 if entry is not None:
                     setattr(config, ENTRY, entry)

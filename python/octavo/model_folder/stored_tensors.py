@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from octavo.model_folder.features import FEATURES
@@ -14,6 +16,18 @@ from octavo.recipe.sites import join
 
 PACKED_STATE = (*(f"weight_{part}" for part in PARTS), FORMAT, BITMAP)
 """What the state dict of a packed layer has in place of its weight; the bitmap where codes are sparse."""
+
+
+def main_dtype(model: nn.Module) -> torch.dtype | None:
+    """Return the float dtype that most elements of a model have, those of packed weights included; None without any."""
+    elements: Counter[torch.dtype] = Counter()
+    for module in model.modules():
+        if isinstance(module, PackedLayer):
+            elements[module.dtype] += module.packed_weight.numel()
+        for parameter in module._parameters.values():
+            if parameter is not None and parameter.is_floating_point():
+                elements[parameter.dtype] += parameter.numel()
+    return elements.most_common(1)[0][0] if elements else None
 
 
 def stored_state(model: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo.errors import CalibrationError, ModelError, OctavoError
 from octavo.model_folder.quantization_entry import METHOD
+from octavo.model_folder.stored_tensors import main_dtype
 from octavo.nn.packed_layer import PackedLayer
 from octavo.quant.apply_recipe import quantize_model
 from octavo.quant.pack_weight_by_weight import WeightByWeight
@@ -46,6 +47,7 @@ class OctavoQuantizer(HfQuantizer):
         self._problem: OctavoError | None = None
         self._device_map: Any = None
         self._dtype: torch.dtype | None = None
+        self._stand_in: torch.dtype | None = None  # the dtype of a configuration that has none
 
     # --- before the weights -------------------------------------------------------------------------------------------
 
@@ -62,6 +64,9 @@ class OctavoQuantizer(HfQuantizer):
         if self.pre_quantized or (asked.recipe is None and not asked.simulate):
             config.transformers_weights = asked.weights
         self.pre_quantized = self.pre_quantized or asked.recipe is None
+        if self.pre_quantized and getattr(config, "dtype", None) is None:
+            # transformers would look for one in the file, some of whose dtypes it does not know.
+            config.dtype = self._stand_in = torch.get_default_dtype()
         return config
 
     def update_dtype(self, dtype: Any) -> Any:
@@ -221,7 +226,8 @@ class OctavoQuantizer(HfQuantizer):
         if packing is not None:
             packing.finish(model, sparse=config.sparse)
         elif folder is not None:
-            folder.fill(model, self._dtype)
+            folder.fill(model, None if self._dtype == self._stand_in else self._dtype)
+            model.config.dtype = main_dtype(model)
         else:
             quantize_model(model, config.recipe, inplace=True, progress=False)
         if (device := _one_device(self._device_map)) is not None:

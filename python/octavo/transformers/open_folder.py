@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from octavo.model_folder.hf_loading import known
 from octavo.model_folder.place_tensors import refuse_empty
 from octavo.model_folder.save_load import fill_from
 from octavo.model_folder.skeleton import build, drop_pooler, model_class
+from octavo.model_folder.stored_tensors import main_dtype
 from octavo.model_folder.structure import read_structure
 from octavo.model_folder.weight_files import STRUCTURE, Checkpoint
 from octavo.nn.format_layer import FormatLayer
@@ -88,7 +88,7 @@ class OpenedFolder:
                     f"{type(model).__name__} is not in it; open it with {type(saved).__name__}"
                 ) from None
         carry_files(model, self._source.folder)
-        if dtype is not None and dtype != _main_dtype(model):
+        if dtype is not None and dtype != main_dtype(model):
             _cast(model, dtype)
         result: nn.Module = model
         return result
@@ -120,18 +120,6 @@ def _is_like(part: Any, other: Any) -> bool:
 def _graft(model: Any, parts: Mapping[str, Any], names: set[str]) -> None:
     for registry in (model._parameters, model._buffers, model._modules):
         registry.update({name: parts[name] for name in names & registry.keys()})
-
-
-def _main_dtype(model: nn.Module) -> torch.dtype | None:
-    """Return the float dtype that most elements of a model have, those of packed weights included."""
-    elements: Counter[torch.dtype] = Counter()
-    for module in model.modules():
-        if isinstance(module, PackedLayer):
-            elements[module.dtype] += module.packed_weight.numel()
-        for parameter in module._parameters.values():
-            if parameter is not None and parameter.is_floating_point():
-                elements[parameter.dtype] += parameter.numel()
-    return elements.most_common(1)[0][0] if elements else None
 
 
 def _cast(model: Any, dtype: torch.dtype) -> None:
