@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,8 +90,9 @@ class KeysBeforeRope:
         with torch.no_grad():
             for keys in _shaped(outputs, rotated):
                 for rotate in _rotations(self._modules[layer]):
-                    if torch.equal(rotate(keys, cos, sin), rotated):
-                        return PlainKeys(keys, cos, sin, rotate)
+                    with suppress(RuntimeError, TypeError, ValueError):  # a rotation for angles of another kind
+                        if torch.equal(rotate(keys, cos, sin), rotated):
+                            return PlainKeys(keys, cos, sin, rotate)
         raise ModelError(
             f"QuantizedCache(before_rope=): the keys of layer {layer} ({type(self._modules[layer]).__name__}) are not "
             f"the rotated output of {', '.join(outputs) or 'any module'}; without before_rope keys are rounded after "
@@ -147,7 +149,8 @@ def _rotations(module: nn.Module) -> Iterator[Rotation]:
             size = cos.shape[-1]
             return torch.cat([whole(keys[..., :size], cos, sin), keys[..., size:]], dim=-1)
 
-        yield lambda keys, cos, sin: (whole if cos.shape[-1] == keys.shape[-1] else first)(keys, cos, sin)
+        yield whole
+        yield first
     yield lambda keys, cos, sin: keys
 
 
