@@ -40,6 +40,7 @@ from octavo.search.peers import Peer
 from octavo.search.short_training import BatchTask, Loss, Training, distillation, rate_of, short_config
 from octavo.storage import files, folders
 from octavo.storage.arguments import checks_arguments
+from octavo.storage.process_memory import give_back
 from octavo.train.measurement import Measurement, mean_of
 from octavo.train.model_agreement import agreement
 from octavo.train.unpadded_samples import parted, unpadded
@@ -275,6 +276,7 @@ def run_job(job: Job, options: Options, *, tell: Tell, command: str | None = Non
         folder = stack.enter_context(folders.scratch()) if options.journal is None else options.journal
         folder.mkdir(parents=True, exist_ok=True)
         journal = stack.enter_context(Journal(folder))
+        tell = _giving_back(tell)
         bench = Bench(job, options.goal, journal, tell, options.workers)
         evidence = Flow(bench, options, formats, sizes, training).run()
         tell("packing the chosen model", bench.plan.share("packing"))
@@ -285,6 +287,20 @@ def run_job(job: Job, options: Options, *, tell: Tell, command: str | None = Non
             job, options.goal, evidence, packed, file_bytes=size, tested=tested, changed=changed, command=command
         )  # fmt: skip
     return Compressed(packed, evidence.chosen.recipe, report, evidence, job)
+
+
+def _giving_back(tell: Tell) -> Tell:
+    """Return ``tell``, which gives freed memory back to the system whenever something else begins."""
+    last = ""
+
+    def told(text: str, share: float) -> None:
+        nonlocal last
+        if text != last:
+            last = text
+            give_back()
+        tell(text, share)
+
+    return told
 
 
 def _final(

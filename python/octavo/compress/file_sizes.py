@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from mmap import mmap
 from typing import Any, TypeVar
 
 import numpy as np
@@ -222,13 +223,9 @@ class FileSizes:
 
 
 def _hollow_part(size: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Return zeros that the system gives memory when they are read, which nothing does; torch writes its own."""
+    """Return zeros that the system gives memory when they are read, which nothing does; a heap would write them."""
     nbytes = size.numel() * dtype.itemsize
-    return (
-        torch.from_numpy(np.zeros(nbytes, np.uint8)).view(dtype).view(size)
-        if nbytes
-        else torch.zeros(size, dtype=dtype)
-    )
+    return torch.frombuffer(mmap(-1, nbytes), dtype=dtype).view(size) if nbytes else torch.zeros(size, dtype=dtype)
 
 
 def _plain_entry(name: str, shape: Sequence[int], digits: int) -> int:

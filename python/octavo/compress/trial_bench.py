@@ -25,6 +25,7 @@ from octavo.search.measured_latencies import machine
 from octavo.search.peers import Peer, nearest, peer_model, weights_of
 from octavo.search.refine import judge
 from octavo.search.short_training import Training, train_short
+from octavo.storage.process_memory import give_back
 from octavo.train.measurement import Measurement
 
 #: Which calibration data a model is made with: all, or what solvers see in tuning, which judges on the others.
@@ -171,6 +172,7 @@ class Bench:
         """Return what a packed model measures."""
         row = {**self.job.evaluate(packed).stored(), "nbytes": self.job.size(packed)}
         row["tensor_bytes"] = self.job.tensor_bytes(packed)
+        give_back()
         if (divergence := self._divergence()) is not None:
             row["divergence"] = divergence(packed)
         if self.goal.latency is not None:

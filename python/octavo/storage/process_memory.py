@@ -1,8 +1,11 @@
-"""Resident memory of this process, for probes that run in a process of their own."""
+"""Memory of this process: how much is resident, and giving back what is free."""
 
 from __future__ import annotations
 
+import ctypes
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from octavo.errors import OctavoError
@@ -33,6 +36,21 @@ def forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
         return  # the peak then is that of the whole process, imports included
+
+
+def give_back() -> None:
+    """Give freed memory back to the system: glibc holds on to it, and what is needed next may not fit into it."""
+    if (trim := _trim()) is not None:
+        trim(0)
+
+
+@cache
+def _trim() -> Callable[[int], int] | None:
+    """Return ``malloc_trim`` of glibc; None where the process has another allocator."""
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError, TypeError):
+        return None
 
 
 def _status(name: str) -> int | None:
