@@ -230,6 +230,20 @@ def test_the_package_loads_nothing_of_transformers():
     assert done.stdout.split() == ["False", "False"]
 
 
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        ("sys.modules['transformers'] = None", "needs transformers 5.24 or later; pip install"),
+        ("import transformers.core_model_loading as loading; del loading.ConversionOps", "is installed; pip install"),
+    ],
+    ids=["none", "an early one"],
+)
+def test_a_missing_transformers_is_told_with_the_line_that_installs_it(before, told):
+    code = f"import sys; {before}\ntry:\n    import octavo.transformers\nexcept Exception as error:\n    print(type(error).__name__, error)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("ModelError") and told in done.stdout and '"octavo[transformers]"' in done.stdout
+
+
 def test_what_a_configuration_does_not_know_is_refused(folder):
     with pytest.raises(SettingError, match="quant_method"):
         OctavoConfig("int4", quant_method="gptq")

@@ -142,3 +142,30 @@ def test_publishing_uploads_the_folder_with_its_card(folder, tmp_path, monkeypat
     assert address == "https://hub/commit/1"
     assert {"README.md", "config.json", "model.octavo.safetensors"} <= uploads[0].keys()
     assert b"tags:\n- octavo\n- tiny\n" in uploads[0]["README.md"]
+
+
+def test_a_model_that_was_cast_is_opened_as_it_was_saved(folder, tmp_path):
+    model = packed(folder).to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.dtype == torch.bfloat16 and again.lm_head.dtype == torch.bfloat16
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.state_dict().items())
+
+
+def test_adapters_that_transformers_adds_are_saved_alone(folder, tmp_path, monkeypatch):
+    peft = pytest.importorskip("peft")
+    import octavo.peft
+
+    # transformers asks for a later release than the tests may have.
+    monkeypatch.setattr("transformers.integrations.peft.check_peft_version", lambda **_: None)
+    model = packed(folder)
+    config = octavo.peft.prepare(peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    model.add_adapter(config)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    model.save_pretrained(tmp_path)
+    assert not list(tmp_path.glob("model*.safetensors"))
+    again = packed(folder)
+    again.load_adapter(tmp_path, peft_config=config)
+    assert torch.equal(logits(again), logits(model))

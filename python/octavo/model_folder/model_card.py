@@ -123,7 +123,7 @@ The weights{origin} are held as codes of few bits and multiplied as they are.
 {table}
 
 {_LOAD}
-`pip install octavo transformers`, then:
+`pip install "octavo[transformers]"`, then:
 
 ```python
 import octavo.transformers  # without this line transformers finds no weights that it knows

@@ -293,11 +293,11 @@ def write_config(model: nn.Module, folder: Path) -> None:
             config = copy.deepcopy(config)
             if name == "config":
                 config.architectures = [type(model).__name__]
-                if getattr(config, "dtype", "unknown") is None:  # transformers would look for it in the weights
-                    config.dtype = main_dtype(model)
                 entry = entry_of(model)
                 if entry is not None:
                     setattr(config, ENTRY, entry)
+                    if hasattr(config, "dtype"):  # transformers reads the weights in it
+                        config.dtype = main_dtype(model)
                 elif is_ours(getattr(config, ENTRY, None)):
                     delattr(config, ENTRY)
             config.save_pretrained(folder)

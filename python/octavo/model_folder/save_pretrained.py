@@ -37,6 +37,9 @@ def save_pretrained(
 
     ``of_transformers``: the ``save_pretrained`` of its class. ``options``: the other arguments that the caller gave.
     """
+    if getattr(model, "_hf_peft_config_loaded", False):  # adapters alone are written, and the base stays as it is
+        of_transformers(path, is_main_process, **options)
+        return
     # Transformers' own loading does not know the state of packed and folded layers.
     whole = any(isinstance(module, PackedLayer | FoldedNorm) for module in model.modules())
     matter = [name for name in options if name not in _NO_MATTER] if whole else ["push_to_hub"]

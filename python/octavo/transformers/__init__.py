@@ -6,6 +6,7 @@ loads nothing of it: transformers has no entry points for plug-ins, so this line
 a folder. :class:`QuantizedCache` holds keys and values packed while text is generated.
 """
 
+from octavo.transformers import requirements  # noqa: F401 - says what is missing before anything asks for it
 from octavo.transformers.cache import QuantizedCache
 from octavo.transformers.hf_quantizer import OctavoQuantizer, register
 from octavo.transformers.octavo_config import OctavoConfig

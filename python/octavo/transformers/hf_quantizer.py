@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 
 from octavo.errors import CalibrationError, ModelError, OctavoError
 from octavo.model_folder.quantization_entry import METHOD
@@ -18,17 +20,6 @@ from octavo.quant.pack_weight_by_weight import WeightByWeight
 from octavo.recipe import Recipe
 from octavo.transformers.octavo_config import OctavoConfig
 from octavo.transformers.open_folder import OpenedFolder
-
-try:
-    from transformers.core_model_loading import ConversionOps
-    from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
-except ImportError:
-    import transformers
-
-    raise ModelError(
-        f"octavo.transformers needs transformers 5.24 or later, and {transformers.__version__} is installed; "
-        'pip install -U "transformers>=5.24"'
-    ) from None
 
 
 class OctavoQuantizer(HfQuantizer):

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.errors import FormatError, ModelError, SettingError
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from octavo.errors import FormatError, SettingError
 from octavo.model_folder.quantization_entry import METHOD
 from octavo.model_folder.weight_files import PACKED_NAME
 from octavo.recipe import Recipe
-
-try:
-    from transformers.utils.quantization_config import QuantizationConfigMixin
-except ImportError:
-    raise ModelError(
-        "octavo.transformers needs transformers; install the extra 'demo': pip install \"octavo[demo]\""
-    ) from None
 
 
 class OctavoConfig(QuantizationConfigMixin):
