@@ -62,6 +62,7 @@ simple("Format.bits_per_element", octavo.Format("mxint8").bits_per_element, k=32
 simple("Format.nbytes", octavo.Format("mxint8").nbytes, shape=(4, 32), axis=-1)
 simple("PackedTensor", octavo.PackedTensor, format=PACKED.format, codes=PACKED.codes, **PARTS)
 simple("PackedTensor.of_sparse", octavo.PackedTensor.of_sparse, format=SPARSE.format, sparse=SPARSE.sparse, scales=SPARSE.scales, zeros=SPARSE.zeros, levels=SPARSE.levels, shape=(4, 16), dtype=torch.float32, axis=-1, scale="floor")  # fmt: skip
+simple("PackedTensor.size", PACKED.size, dim=0)
 simple("PackedTensor.to_sparse", PACKED.to_sparse, if_smaller=True)
 simple("PackedTensor.decode", PACKED.decode, dtype=torch.float32)
 simple("PackedTensor.to", PACKED.to, dtype=torch.float16, device="cpu")

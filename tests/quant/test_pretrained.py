@@ -216,7 +216,12 @@ def test_tables_of_tokens_take_another_number_of_rows_and_old_rows_keep_their_bi
         table, head = quantized.get_input_embeddings(), quantized.get_output_embeddings()
         weight = table.weight
         assert (weight.shape, weight.device, weight.dtype) == ((50, 32), model.device, model.dtype)
-        assert not weight.is_meta and weight.requires_grad is not hasattr(table, "packed_weight")
+        assert (
+            weight.size(0) == 50
+            and weight.size() == (50, 32)
+            and not weight.is_meta
+            and weight.requires_grad is not hasattr(table, "packed_weight")
+        )
         if hasattr(model, "_resize_final_logits_bias"):
             with pytest.raises(ModelError, match=r"its class resizes more .*float model, then octavo.quantize_model"):
                 quantized.resize_token_embeddings(60)

@@ -322,6 +322,24 @@ class PackedTensor:
         """False: codes have no gradient. Code that knows tensors asks a weight for this."""
         return False
 
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """Return the logical shape, or one of its sizes, as a tensor does.
+
+        Args:
+            dim: number of a dimension, from the end if negative; None for all.
+
+        Returns:
+            The shape, or a size.
+
+        Raises:
+            ShapeError: for a dimension that is not there.
+        """
+        if dim is None:
+            return torch.Size(self.shape)
+        if not isinstance(dim, int) or isinstance(dim, bool) or not -self.ndim <= dim < self.ndim:
+            raise ShapeError(f"{self!r}: dimension {shown(dim)}; accepted are {-self.ndim} to {self.ndim - 1}")
+        return self.shape[dim]
+
     def numel(self) -> int:
         """Return the number of logical elements.
 
