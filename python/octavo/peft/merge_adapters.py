@@ -77,7 +77,7 @@ def merge(
         raise ModelError(f"merge: no adapter {missing!r}; the model has {', '.join(names)}")
     if recipe is None and calibration is not None:
         raise ModelError("merge: calibration is for a recipe; give recipe= too")
-    before = None if samples is None else outputs_of(model, samples)
+    before = None if samples is None else _outputs(model, samples)
     sums = [
         _sum(path, layer, adapters) for path, layer in layers.items() if isinstance(layer.get_base_layer(), PackedLayer)
     ]
@@ -93,7 +93,7 @@ def merge(
     if recipe is not None:
         merged = _packed_as(merged, recipe, calibration)
     effects = tuple(_effect(one, merged.get_submodule(one.path)) for one in sums)
-    return merged, FuseReport(effects, None if before is None else largest_change(before, outputs_of(merged, samples)))
+    return merged, FuseReport(effects, None if before is None else largest_change(before, _outputs(merged, samples)))
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,13 @@ class _Sum:
     old: PackedTensor
     summed: nn.Module
     wanted: Tensor
+
+
+def _outputs(model: nn.Module, samples: Any) -> list[Tensor]:
+    try:
+        return outputs_of(model, samples)
+    except OctavoError as error:
+        raise type(error)(f"merge: samples: {error}") from None
 
 
 def _adapted(base: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -203,8 +203,10 @@ def _fault_of_items(value: Any, kind: Any, label: str) -> OctavoError | None:
 def _is(value: object, kind: Any) -> bool:
     """Whether a value is of the class that an annotation names, whatever it holds."""
     origin = get_origin(kind) or kind
-    if kind in (Any, object) or isinstance(kind, TypeVar):
+    if kind in (Any, object):
         return True
+    if isinstance(kind, TypeVar):
+        return kind.__bound__ is None or _is(value, kind.__bound__)
     if origin in (Union, UnionType):
         return any(_is(value, member) for member in get_args(kind))
     if kind is None:
@@ -238,6 +240,8 @@ def _is_container(origin: Any) -> bool:
 
 def _accepted(kind: Any, names: Mapping[Any, str] = _NAMES) -> str:
     """Return an annotation in words."""
+    if isinstance(kind, TypeVar):
+        kind = kind.__bound__ or Any
     origin = get_origin(kind) or kind
     if origin in (Union, UnionType):
         return " or ".join(dict.fromkeys(_accepted(one, names) for one in get_args(kind)))
