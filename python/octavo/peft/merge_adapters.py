@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from octavo.errors import ModelError, NonFiniteError, OctavoError
 from octavo.lora.fuse import FusedLayer, FuseReport, largest_change, outputs_of, ratio, rounded_layer
 from octavo.nn import PackedLayer
+from octavo.nn.float_layers import float_layer, has_float_layer, matrix_of
 from octavo.nn.replace_modules import replace_modules
 from octavo.nn.tied_weights import untie_configurations
 from octavo.ops.codec import encode
-from octavo.peft.float_layers import float_layer, has_float_layer, matrix_of
 from octavo.peft.prepare_config import base_of, imported
 from octavo.quant.apply_recipe import quantize_model
 from octavo.quant.pack_layers import pack_model

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from octavo.errors import DTypeError, ModelError, PackageError
-from octavo.nn import PackedEmbedding, PackedLinear, QuantEmbedding, QuantLinear, QuantTransposedLinear
-from octavo.nn.registry import format_layers
+from octavo.nn import PackedLinear
+from octavo.nn.registry import LayerKind, float_kinds, format_layers
 from octavo.storage.arguments import checks_arguments
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-LINEAR = (PackedLinear, QuantLinear, QuantTransposedLinear)
-EMBEDDING = (PackedEmbedding, QuantEmbedding)
 _WRAPPED = ".base_layer"  # what PEFT calls a layer inside its adapters
 
 
@@ -49,7 +48,8 @@ def prepare(config: LoraConfig) -> LoraConfig:
         raise DTypeError(f"prepare: config is a {type(config).__name__}; accepted is a peft.LoraConfig")
     from octavo.peft.adapter_layers import LoraEmbedding, LoraLinear
 
-    config._register_custom_module({cls: LoraLinear for cls in LINEAR} | {cls: LoraEmbedding for cls in EMBEDDING})
+    linear = {cls: LoraLinear for cls in classes(is_linear)}
+    config._register_custom_module(linear | {cls: LoraEmbedding for cls in classes(is_table)})
     return config
 
 
@@ -78,7 +78,7 @@ def target_modules(model: nn.Module, *, head: bool = False, embeddings: bool = F
     base = base_of(model)
     output = getattr(base, "get_output_embeddings", None)
     scores = innermost(output()) if callable(output) and not head else None
-    kinds = LINEAR + EMBEDDING if embeddings else LINEAR
+    kinds = classes(is_linear) + (classes(is_table) if embeddings else ())
     every = [path for path, layer in format_layers(base) if isinstance(layer, kinds) and layer is not scores]
     paths = [path.removesuffix(_WRAPPED) for path in every if path]
     if not paths:
@@ -87,6 +87,22 @@ def target_modules(model: nn.Module, *, head: bool = False, embeddings: bool = F
             'make them, and for a float model PEFT has target_modules="all-linear"'
         )
     return paths
+
+
+def is_linear(kind: LayerKind) -> bool:
+    """Whether layers of a kind multiply by one matrix."""
+    return kind.packed is PackedLinear
+
+
+def is_table(kind: LayerKind) -> bool:
+    """Whether layers of a kind look rows up, one for each id."""
+    return kind.is_lookup and kind.is_solved
+
+
+def classes(fits: Callable[[LayerKind], bool]) -> tuple[type[Any], ...]:
+    """Return the simulated and packed classes of the kinds that fit, each once."""
+    every = [cls for kind in float_kinds() if fits(kind) for cls in (kind.packed, kind.simulated)]
+    return tuple(dict.fromkeys(cls for cls in every if cls is not None))
 
 
 def imported() -> Any:

@@ -19,7 +19,7 @@ from octavo.lab.studies.memory import BATCH, FP32
 from octavo.lab.studies.probe_batches import TOP
 from octavo.lab.studies.stopwatch import machine
 from octavo.lab.studies.subject import Subject
-from octavo.nn.weight_buffers import WeightBuffers
+from octavo.nn.weight_buffers import FORMAT, WeightBuffers
 from octavo.recipe import Recipe
 
 PARTS = ("weights", "scales", "float", "allocator", "inputs", "activations", "temporaries")
@@ -180,7 +180,7 @@ def held_bytes(model: nn.Module) -> dict[str, int]:
         tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         for name, tensor in tensors:
             storage = tensor.untyped_storage()
-            if not storage.nbytes() or storage.data_ptr() in seen:
+            if not storage.nbytes() or storage.data_ptr() in seen or (packed and name == FORMAT):
                 continue
             seen.add(storage.data_ptr())
             kind = "weights" if packed and name in _OF_CODES else "scales" if packed and name in _OF_SCALES else "float"

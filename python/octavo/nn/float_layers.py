@@ -8,8 +8,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from octavo.nn import PackedEmbedding, PackedLayer, PackedLinear
+from octavo.nn.embedding import PackedEmbedding
+from octavo.nn.linear import PackedLinear
 from octavo.nn.own_forward import OwnForward
+from octavo.nn.packed_layer import PackedLayer
 
 _OURS = {  # attributes of packed layers
     "format", "scale", "dtype", "what", "_text", "_rows", "_width", "_has_two_parts", "_weight_shape", "_transposed",
