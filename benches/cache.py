@@ -177,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
     rows = [
         {
             "cache": title(row["format"]),
-            "of_float32": f"{row['share']:.1%}".replace("%", " %"),
+            "of_float32": round(row["share"], 3),
             "nats": added(row),
             "divergence": f"{row['divergence']:.2g}",
             "tokens_per_s": round(per_s[row["format"]], 1),

@@ -25,7 +25,7 @@ COLUMNS = {  # of a recorded comparison: the heading in a document, by the name 
     "tokens_per_s": "tokens a second",
     "prompt_tokens_per_s": "prompt of 512, tokens a second",
     "cache": "keys and values",
-    "of_float32": "bytes of float32",
+    "of_float32": "bytes, of float32",
     "nats": "nats added to a token",
     "divergence": "divergence, nats",
 }
