@@ -208,21 +208,20 @@ def run(options: argparse.Namespace) -> int:
         worst = max(result["reload difference"] for result in group)
         same = all(result["same bytes"] for result in group)
         rows.append({
-            "base": recipe, "base MB": round(group[0]["base bytes"] / 1e6, 1), "trained": group[0]["trained"],
-            "accuracy %": round(100 * accuracy, 2), "seeds": " ".join(f"{100 * r['right']:.2f}" for r in group),
-            "points to float": round(100 * (accuracy - reference), 2), "base bytes unchanged": same,
-            "reload difference": worst,
+            "base": recipe, "base_mb": round(group[0]["base bytes"] / 1e6, 1), "trained": group[0]["trained"],
+            "accuracy": round(100 * accuracy, 2), "accuracies": ", ".join(f"{100 * r['right']:.2f}" for r in group),
+            "points": round(100 * (accuracy - reference), 2),
         })  # fmt: skip
         kept = abs(accuracy - reference) <= half and same and worst == 0
         bar = f"{recipe}: within {100 * half:.2f} points of float, base unchanged, adapter reloads with difference 0"
-        bars.append({"bar": bar, "value": rows[-1]["points to float"], "verdict": "pass" if kept else "miss"})
+        bars.append({"bar": bar, "value": rows[-1]["points"], "verdict": "pass" if kept else "miss"})
     report = {
         "rows": rows, "bars": bars, "threads": options.threads, "torch": torch.__version__, "texts": len(dev.labels),
         "half_interval_95_points": round(100 * half, 2), "machine": harness.facts([0.0]),
     }  # fmt: skip
     harness.show(report, f"{options.steps} steps of {BATCH} sentences, rank {options.rank}, {options.seeds} seeds")
     if options.json:
-        harness.write_json(options.json, report)
+        harness.write_json(options.json, {"results": report.pop("rows"), **report})
     return int(any(bar["verdict"] == "miss" for bar in bars))
 
 

@@ -28,6 +28,12 @@ COLUMNS = {  # of a recorded comparison: the heading in a document, by the name 
     "of_float32": "bytes, of float32",
     "nats": "nats added to a token",
     "divergence": "divergence, nats",
+    "base": "base",
+    "base_mb": "MB of the base",
+    "trained": "trained parameters",
+    "accuracy": "accuracy, %",
+    "accuracies": "by seed",
+    "points": "points to float",
 }
 SCALES = {"%": 1e2, "kB": 1e-3, "MB": 1e-6, "ms": 1e3, "us": 1e6, "s": 1.0, "": 1.0}
 
