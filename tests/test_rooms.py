@@ -40,6 +40,7 @@ ORDER = [
     "engine",
     "search",
     "compress",
+    "interchange",
     "transformers",
     "peft",
     "lab",
