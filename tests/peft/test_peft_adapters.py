@@ -159,6 +159,34 @@ def test_gradients_pass_frozen_codes_under_gradient_checkpointing():
         assert torch.allclose(model.get_parameter(name).grad, grad, atol=1e-6), name
 
 
+@pytest.mark.parametrize("options", [{}, {"use_dora": True}], ids=["lora", "dora"])
+@pytest.mark.parametrize(("layer", "sizes"), [(nn.Conv1d, (9,)), (nn.Conv2d, (8, 9)), (nn.Conv3d, (4, 5, 6))])
+def test_packed_convolutions_have_adapters(layer, sizes, options, tmp_path):
+    torch.manual_seed(0)
+    network, x = nn.Sequential(layer(8, 12, 3, padding=1), nn.ReLU(), nn.Flatten()), torch.randn(2, 8, *sizes)
+    base = packed(network, "0 int8:channel")
+    before, codes = base(x), {name: tensor.clone() for name, tensor in base.named_buffers()}
+    config = octavo.peft.prepare(peft.LoraConfig(r=4, target_modules=["0"], **options))
+    model = peft.get_peft_model(base, config)
+    assert torch.equal(model(x), before) or ("use_dora" in options and torch.allclose(model(x), before, atol=1e-5))
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    for _ in range(2):
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    after = model.eval()(x)
+    assert not torch.allclose(after, before, atol=1e-3)
+    model.save_pretrained(tmp_path)
+    config = octavo.peft.prepare(peft.LoraConfig.from_pretrained(tmp_path))
+    again = peft.PeftModel.from_pretrained(packed(network, "0 int8:channel"), tmp_path, config=config)
+    assert torch.equal(again.eval()(x), after)
+    assert all(torch.equal(tensor, codes[name]) for name, tensor in model.unload().named_buffers())
+    with pytest.raises(octavo.ModelError, match=r"octavo\.peft\.merge"):
+        copy.deepcopy(again).merge_and_unload()
+    merged, report = octavo.peft.merge(again)
+    assert torch.allclose(merged(x), after, atol=0.02 * float(after.abs().max())) and report.layers[0].lost < 1
+
+
 # --- what is refused ---------------------------------------------------------------------------------------------------
 
 

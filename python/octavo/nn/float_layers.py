@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from octavo.nn.conv import _PackedConv
 from octavo.nn.embedding import PackedEmbedding
 from octavo.nn.linear import PackedLinear
 from octavo.nn.own_forward import OwnForward
@@ -22,11 +23,18 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", 
 
 def has_float_layer(layer: nn.Module) -> bool:
     """Whether :func:`float_layer` takes a layer."""
-    return isinstance(layer, PackedLinear | PackedEmbedding)
+    return isinstance(layer, PackedLinear | PackedEmbedding) or is_convolution(layer)
+
+
+def is_convolution(layer: nn.Module) -> bool:
+    """Whether a layer is a packed convolution, not a transposed one."""
+    return isinstance(layer, _PackedConv)
 
 
 def float_layer(layer: PackedLayer, weight: nn.Parameter | None = None) -> nn.Module:
-    """Return the float layer that a packed linear layer or embedding stands for, of its class, mode and hooks.
+    """Return the float layer that a packed linear layer, convolution or embedding stands for.
+
+    Its class, mode and hooks are those of the layer that was packed.
 
     ``weight``: one that another layer has, too; else the codes are decoded to float32.
     """
@@ -38,6 +46,9 @@ def float_layer(layer: PackedLayer, weight: nn.Parameter | None = None) -> nn.Mo
 
         with torch.device("meta"):
             float_one = Conv1D(layer.out_features, layer.in_features)
+    elif isinstance(layer, _PackedConv):
+        geometry = {name: getattr(layer, name) for name in layer._geometry}
+        float_one = layer._float(out_channels=layer._rows, bias=False, device="meta", **geometry)
     else:
         assert isinstance(layer, PackedLinear)
         float_one = nn.Linear(layer.in_features, layer.out_features, device="meta")
@@ -63,7 +74,7 @@ def decoded(layer: PackedLayer) -> nn.Parameter:
 def matrix_of(layer: nn.Module, packed: PackedLayer) -> Tensor:
     """Return the weight of a float layer as it is packed, ``[N, K]``."""
     weight = cast("Tensor", layer.weight).detach()
-    return weight.t() if packed._transposed else weight
+    return weight.t() if packed._transposed else weight.flatten(1)
 
 
 def _take_own(float_one: nn.Module, layer: OwnForward) -> None:

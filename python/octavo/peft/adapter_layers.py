@@ -5,7 +5,8 @@ This file imports PEFT, and is imported where PEFT is there.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from peft.tuners.lora import layer as theirs
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from octavo.errors import ModelError
 from octavo.lora.fuse import with_scales_of
 from octavo.nn import PackedEmbedding, PackedLayer, QuantEmbedding, Quantizer, QuantLayer, rounded_weights
+from octavo.nn.float_layers import float_layer, is_convolution
 from octavo.nn.packed_layer import has_transposed_weight
 from octavo.ops.codec import encode
 
@@ -31,6 +33,8 @@ class _OnFormats:
     def _get_in_out_features(self, module: nn.Module) -> tuple[int, int]:
         if isinstance(module, PackedEmbedding | QuantEmbedding):
             return module.num_embeddings, module.embedding_dim
+        if is_convolution(module):
+            return module.in_channels, module.out_channels  # type: ignore[return-value] # numbers
         if isinstance(module, PackedLayer):
             return module._width, module._rows
         assert isinstance(module, QuantLayer)
@@ -52,7 +56,7 @@ class _OnFormats:
                 "codes stay as they are; accepted are True, False, 'gaussian', 'orthogonal' and 'eva'"
             )
         self.fan_in_fan_out = has_transposed_weight(base)
-        with _read_rounded(base, config.use_dora):
+        with self._readable(config.use_dora):
             super().update_layer(adapter_name, r, lora_alpha, config=config, **options)  # type: ignore[misc]
         magnitude = self.lora_magnitude_vector[adapter_name].weight if config.use_dora else None
         if magnitude is not None and not magnitude.is_meta and bool((magnitude == 0).any()):
@@ -95,6 +99,48 @@ class _OnFormats:
         for parameter, tensor in zip(_parameters(base), tensors, strict=True):
             parameter.data = tensor
 
+    def _readable(self, whole: bool) -> AbstractContextManager[None]:
+        """Let PEFT read the weight as it is multiplied, where the base has no Parameter or its norm is taken."""
+        base = self.get_base_layer()
+        return rounded_weights() if whole or isinstance(base, PackedLayer) else nullcontext()
+
+
+class _OnConvolution(_OnFormats):
+    """Adapters on packed convolutions, whose geometry PEFT reads of a float layer."""
+
+    base_layer: nn.Module
+
+    def __init__(self, base_layer: nn.Module, *arguments: Any, **options: Any) -> None:
+        """Read the shape of the kernel off the decoded weight."""
+        with rounded_weights():
+            super().__init__(base_layer, *arguments, **options)  # type: ignore[call-arg]
+
+    @contextmanager
+    def _readable(self, whole: bool) -> Iterator[None]:
+        packed = self.base_layer
+        assert isinstance(packed, PackedLayer)
+        self.base_layer = float_layer(packed)
+        try:
+            yield
+        finally:
+            self.base_layer = packed
+
+
+class LoraConv1d(_OnConvolution, theirs.Conv1d):
+    """Adapters on a packed convolution of one dimension."""
+
+
+class LoraConv2d(_OnConvolution, theirs.Conv2d):
+    """Adapters on a packed convolution of two dimensions."""
+
+
+class LoraConv3d(_OnConvolution, theirs.Conv3d):
+    """Adapters on a packed convolution of three dimensions."""
+
+
+#: Classes of adapters on convolutions, by the name of the float layer.
+CONVOLUTIONS: dict[str, type[Any]] = {"Conv1d": LoraConv1d, "Conv2d": LoraConv2d, "Conv3d": LoraConv3d}
+
 
 class LoraLinear(_OnFormats, theirs.Linear):
     """Adapters on a packed or simulated linear layer, those that stand for a Conv1D among them."""
@@ -102,11 +148,6 @@ class LoraLinear(_OnFormats, theirs.Linear):
 
 class LoraEmbedding(_OnFormats, theirs.Embedding):
     """Adapters on a packed or simulated embedding."""
-
-
-def _read_rounded(base: nn.Module, whole: bool) -> AbstractContextManager[None]:
-    """Let PEFT read the weight of the base as it is multiplied, where that has no Parameter or its norm is taken."""
-    return rounded_weights() if whole or isinstance(base, PackedLayer) else nullcontext()
 
 
 def _parameters(base: QuantLayer) -> list[Tensor]:

@@ -21,9 +21,9 @@ _WRAPPED = ".base_layer"  # what PEFT calls a layer inside its adapters
 def prepare(config: LoraConfig) -> LoraConfig:
     """Return a configuration of PEFT whose adapters go on layers of Octavo too; it is changed in place.
 
-    Registers packed and simulated linear layers, those of transformers' ``Conv1D`` among them, and embeddings. PEFT
-    does not save this: prepare the configuration that ``LoraConfig.from_pretrained`` reads, too, and give it to
-    ``PeftModel.from_pretrained(model, folder, config=config)``.
+    Registers packed and simulated linear layers, those of transformers' ``Conv1D`` among them, and embeddings, and
+    packed convolutions; simulated ones PEFT knows. PEFT does not save this: prepare the configuration that
+    ``LoraConfig.from_pretrained`` reads, too, and give it to ``PeftModel.from_pretrained(model, folder, config=config)``.
 
     Args:
         config: a ``peft.LoraConfig``.
@@ -46,10 +46,15 @@ def prepare(config: LoraConfig) -> LoraConfig:
     package = imported()
     if not isinstance(config, package.LoraConfig):
         raise DTypeError(f"prepare: config is a {type(config).__name__}; accepted is a peft.LoraConfig")
-    from octavo.peft.adapter_layers import LoraEmbedding, LoraLinear
+    from octavo.peft.adapter_layers import CONVOLUTIONS, LoraEmbedding, LoraLinear
 
-    linear = {cls: LoraLinear for cls in classes(is_linear)}
-    config._register_custom_module(linear | {cls: LoraEmbedding for cls in classes(is_table)})
+    adapters: dict[Any, Any] = {cls: LoraLinear for cls in classes(is_linear)} | {
+        cls: LoraEmbedding for cls in classes(is_table)
+    }
+    for kind in float_kinds():
+        if kind.packed is not None and kind.name in CONVOLUTIONS:
+            adapters[kind.packed] = CONVOLUTIONS[kind.name]
+    config._register_custom_module(adapters)
     return config
 
 
