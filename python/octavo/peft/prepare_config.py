@@ -23,7 +23,8 @@ def prepare(config: LoraConfig) -> LoraConfig:
 
     Registers packed and simulated linear layers, those of transformers' ``Conv1D`` among them, and embeddings, and
     packed convolutions; simulated ones PEFT knows. PEFT does not save this: prepare the configuration that
-    ``LoraConfig.from_pretrained`` reads, too, and give it to ``PeftModel.from_pretrained(model, folder, config=config)``.
+    ``LoraConfig.from_pretrained`` reads, too, and give it to
+    ``PeftModel.from_pretrained(model, folder, config=config)``.
 
     Args:
         config: a ``peft.LoraConfig``.
