@@ -1,0 +1,189 @@
+"""ggml's blocks in formats of ours: the same codes and scales in another order, never decoded and encoded again.
+
+Values are equal to the bit, and the zeros of either sign are one; but ``nvfp4`` multiplies its two scales first, which
+moves a value by up to one unit in the last place where a tensor has a factor of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo import _core
+from octavo.interchange.ggml_decode import codes5, nibbles, pairs, ternary_digits, two_bits
+from octavo.interchange.ggml_types import GgmlType
+from octavo.tensors.formats import Format
+from octavo.tensors.packed_tensor import PackedTensor
+
+_CHUNK = 1 << 18  # elements whose codes are unpacked at once, four bytes each
+
+
+class _NotExactError(Exception):
+    """Why the blocks of a tensor have no equal in a format."""
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """The blocks of some rows of a tensor, ``[rows, blocks, bytes]``; ``first``: number of the first row."""
+
+    data: Tensor
+    first: int
+
+    def codes(self, unpack: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return codes of each row in order; ``unpack`` takes ``[blocks, bytes]``."""
+        return unpack(self.data.flatten(0, 1)).reshape(len(self.data), -1)
+
+    def half(self, at: int) -> Tensor:
+        """Return the float16 at a byte of each block, ``[rows, blocks]``."""
+        scales = self.data[..., at : at + 2].contiguous().view(torch.float16).squeeze(-1)
+        self.refuse(~scales.isfinite(), lambda place: f"scale {scales[place].item()}")
+        return scales
+
+    def refuse(self, wrong: Tensor, told: Callable[[tuple[int, int]], str]) -> None:
+        """Refuse the first block that is wrong; ``wrong``: ``[rows, blocks]``."""
+        if wrong.any():
+            row, block = (int(one) for one in wrong.nonzero()[0])
+            raise _NotExactError(f"row {self.first + row}, block {block}: {told((row, block))}")
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Codes of rows, one a byte, their scales as they are stored, and zero points."""
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """A format that holds what a type of ggml does, and how the parts are taken from its blocks."""
+
+    format: str
+    parts: Callable[[_Blocks], _Parts]
+
+
+def carry(data: Tensor, kind: GgmlType, shape: tuple[int, ...], factor: float = 1.0) -> PackedTensor | str:
+    """Return the tensor in a format of ours, or why none holds it.
+
+    ``data``: uint8, ``[rows, bytes of a row]``. ``factor``: of an NVFP4 tensor, stored beside it.
+    """
+    carrier = CARRIERS.get(kind.name)
+    if carrier is None:
+        return NOT_HELD.get(kind.name, "no format holds its blocks")
+    fmt = Format(carrier.format)
+    if fmt.core.has_levels and not (math.isfinite(factor) and factor > 0):
+        return f"factor of the tensor is {factor}; accepted are finite numbers above 0"
+    made: list[_Parts] = []
+    step = max(_CHUNK // shape[-1], 1) if shape else 1
+    blocks = data.unflatten(1, (-1, kind.nbytes))
+    try:
+        for first in range(0, len(blocks), step):
+            parts = carrier.parts(_Blocks(blocks[first : first + step], first))
+            points = None if parts.zeros is None else _packed(parts.zeros, fmt.width)
+            made.append(_Parts(_packed(parts.codes, fmt.width), parts.scales, points))
+    except _NotExactError as error:
+        return str(error)
+    lead = shape[:-1]
+    codes = torch.cat([parts.codes for parts in made]).reshape(*lead, -1)
+    scales = torch.cat([parts.scales for parts in made]).reshape(*lead, -1)
+    zeros = torch.empty(0, dtype=torch.uint8)
+    if fmt.core.has_zeros:
+        zeros = torch.cat([parts.zeros for parts in made if parts.zeros is not None]).reshape(*lead, -1)
+    level = torch.tensor([factor] if fmt.core.has_levels else [], dtype=torch.float32)
+    return PackedTensor(fmt, codes, scales, zeros, level, shape=shape, dtype=torch.float32)
+
+
+def _packed(codes: Tensor, width: int) -> Tensor:
+    """Return rows of codes, one a byte, as dense streams of ``width`` bits."""
+    rows, count = codes.shape
+    if width == 8:
+        return codes.contiguous()
+    out = torch.empty(rows, (count * width + 7) // 8, dtype=torch.uint8)
+    wide = codes.to(torch.int32)
+    _core._pack(width, rows, count, wide.data_ptr(), out.data_ptr())
+    return out
+
+
+def _q8_0(blocks: _Blocks) -> _Parts:
+    scales = blocks.half(0)
+    _refuse_signs(blocks, scales)
+    return _Parts(blocks.codes(lambda data: data[:, 2:]), scales)
+
+
+def _centred(unpack: Callable[[Tensor], Tensor], zero: int, width: int, at: int = 0) -> Callable[[_Blocks], _Parts]:
+    """Codes around ``zero``. Where the scale has a sign, codes and zero point are counted from the other end."""
+    most = (1 << width) - 1
+
+    def parts(blocks: _Blocks) -> _Parts:
+        scales = blocks.half(at)
+        turned = scales.signbit()
+        codes = blocks.codes(unpack).unflatten(1, (scales.shape[1], -1))
+        codes = torch.where(turned.unsqueeze(2), most - codes, codes)
+        return _Parts(codes.flatten(1), scales.abs(), torch.where(turned, most - zero, zero).to(torch.uint8))
+
+    return parts
+
+
+def _ternary(unpack: Callable[[Tensor], Tensor], at: int) -> Callable[[_Blocks], _Parts]:
+    """Codes 0, 1 and 2 of -1, 0 and 1, in two's complement."""
+
+    def parts(blocks: _Blocks) -> _Parts:
+        scales = blocks.half(at)
+        _refuse_signs(blocks, scales)
+        codes = blocks.codes(unpack)
+        blocks.refuse(
+            (codes == 3).unflatten(1, (scales.shape[1], -1)).any(2), lambda _: "code 3, which is 2 times the scale"
+        )
+        return _Parts(codes - 1 & 3, scales)
+
+    return parts
+
+
+def _refuse_signs(blocks: _Blocks, scales: Tensor) -> None:
+    blocks.refuse(scales.signbit(), lambda place: f"scale {scales[place].item()} has a sign")
+
+
+def _mxfp4(blocks: _Blocks) -> _Parts:
+    scales = blocks.data[..., 0].contiguous()
+    blocks.refuse(scales >= 253, lambda place: f"scale code {scales[place].item()}; up to 252 both mean the same")
+    return _Parts(blocks.codes(lambda data: nibbles(data[:, 1:])), scales)
+
+
+def _nvfp4(blocks: _Blocks) -> _Parts:
+    scales = blocks.data[..., :4].contiguous()
+    blocks.refuse(
+        (scales >= 0x7F).any(2), lambda place: f"scale codes {scales[place].tolist()}; up to 126 both mean the same"
+    )
+    return _Parts(blocks.codes(lambda data: nibbles(data[:, 4:].unflatten(1, (4, 8))).flatten(1)), scales.flatten(1))
+
+
+CARRIERS = {
+    "Q8_0": Carrier("int8:g32", _q8_0),
+    "Q4_0": Carrier("uint4:g32", _centred(lambda data: nibbles(data[:, 2:]), 8, 4)),
+    "Q5_0": Carrier("uint5:g32", _centred(lambda data: codes5(data[:, 2:6], data[:, 6:]), 16, 5)),
+    "Q2_0": Carrier("uint2:g64", _centred(lambda data: pairs(data[:, 2:]).transpose(1, 2).flatten(1), 1, 2)),
+    "TQ1_0": Carrier("int2:g256", _ternary(ternary_digits, 52)),
+    "TQ2_0": Carrier("int2:g256", _ternary(lambda data: two_bits(data[:, :64]), 64)),
+    "MXFP4": Carrier("mxfp4", _mxfp4),
+    "NVFP4": Carrier("nvfp4", _nvfp4),
+}
+"""Formats that hold types of ggml. A format that comes to hold a type of :data:`NOT_HELD` gets its line here."""
+
+_OFFSET = "its blocks have an offset, which no format has"
+_SUPER = "its blocks of 256 have scales of scales, which no format has"
+NOT_HELD = {
+    "Q4_1": _OFFSET,
+    "Q5_1": _OFFSET,
+    "IQ4_NL": "no format has its code book",
+    "Q1_0": "no format has scales of groups for codes of one bit",
+    **dict.fromkeys(("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"), _SUPER),
+}
+"""Why no format holds a type of ggml that can be decoded."""
+
+PLAIN = ("F32", "F16", "BF16")
+"""Types without blocks."""
