@@ -531,6 +531,15 @@ def test_codes_of_a_packed_base_never_change(model, ids, tmp_path):
     assert lora.base_hash(adapted) == lora.base_hash(packed)
 
 
+def test_bases_have_the_hash_that_files_of_version_0_1_hold():
+    layer = nn.Linear(64, 3)
+    with torch.no_grad():
+        layer.weight.copy_(torch.arange(192.0).view(3, 64) / 64 - 1.5)
+        layer.bias.zero_()
+    packed = octavo.pack_model(octavo.quantize_model(nn.Sequential(layer), "int4:g32", progress=False))
+    assert lora.base_hash(packed).startswith("9c1fd01eb0031692")
+
+
 def test_packed_modules_are_adapted_not_trained(model):
     with pytest.raises(ModelError, match="classifier is packed, and codes are not trained"):
         lora.insert(base("packed", model), rank=4, train="name:classifier")

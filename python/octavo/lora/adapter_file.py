@@ -16,8 +16,10 @@ from octavo.lora.adapter import ATTRIBUTE, Adapters, adapters
 from octavo.lora.insert import DEFAULT, add_empty
 from octavo.lora.lora_config import LoraConfig
 from octavo.lora.select import as_linear, target_paths, trained_paths
-from octavo.nn.packed_layer import FORMAT, PARTS
+from octavo.nn.packed_layer import FORMAT, PARTS, PackedLayer
 from octavo.nn.stored_scales import format_bytes
+from octavo.nn.weight_buffers import lacking
+from octavo.recipe.sites import join
 from octavo.storage.arguments import checks_arguments
 from octavo.storage.reading import parse_json
 from octavo.tensors import container
@@ -135,6 +137,8 @@ def base_hash(model: nn.Module, config: LoraConfig | None = None) -> str:
     state = model.state_dict()
     skipped = [f"{place}." if place else "" for place in (trained_paths(model, config) if config else [])]
     for path, own in model.named_modules(remove_duplicate=False):  # a layer may have several paths
+        if isinstance(own, PackedLayer):  # files of 0.1 count the parts that a format lacks, empty
+            state |= {join(path, name): getattr(own, name) for name in lacking(own.format.core)}
         if isinstance(own, Adapters):
             prefix = path.removesuffix(ATTRIBUTE)
             skipped.append(f"{path}.")
