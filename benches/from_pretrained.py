@@ -1,4 +1,4 @@
-"""Memory and time of packing a random Llama in bfloat16 while it is read: from_pretrained of transformers, octavo pack.
+"""Memory and time of packing a random Llama in bfloat16 while it is read, by two ways, and of opening what they write.
 
     python benches/from_pretrained.py [--size 1b|small] [--recipe int4:g32] [--json [FILE]]
 
@@ -32,7 +32,8 @@ SIZES = {
 }  # fmt: skip
 MOST_BYTES, MOST_SECONDS = 1.5e9, 60.0
 """Anonymous memory on top of imports and of the packed file, and time on two cores."""
-WAYS = ("from_pretrained", "pack")
+WAYS = ("from_pretrained", "pack", "open")
+"""Packing while reading, ``octavo pack``, and opening the folder that it wrote."""
 _EVERY_S = 0.005
 
 
@@ -93,8 +94,8 @@ def run(way: str, source: Path, target: Path, recipe: str) -> None:
                 raise
         print(json.dumps({"seconds": time.perf_counter() - start}))
         return
-    config = octavo.transformers.OctavoConfig(recipe)
-    model = transformers.AutoModelForCausalLM.from_pretrained(source, quantization_config=config)
+    config = {} if way == "open" else {"quantization_config": octavo.transformers.OctavoConfig(recipe)}
+    model = transformers.AutoModelForCausalLM.from_pretrained(target if way == "open" else source, **config)
     seconds = time.perf_counter() - start
     packed = {
         id(layer.weight_codes): layer.packed_weight.nbytes

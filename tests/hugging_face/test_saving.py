@@ -169,3 +169,43 @@ def test_adapters_that_transformers_adds_are_saved_alone(folder, tmp_path, monke
     again = packed(folder)
     again.load_adapter(tmp_path, peft_config=config)
     assert torch.equal(logits(again), logits(model))
+
+
+def in_cache(folder, cache, name):
+    """Lay a folder into a cache of the hub, as a download of the repository ``name`` does."""
+    top = cache / f"models--{name.replace('/', '--')}"
+    snapshot = top / "snapshots" / "0123456789abcdef0123456789abcdef01234567"
+    for part in (snapshot, top / "blobs", top / "refs"):
+        part.mkdir(parents=True)
+    (top / "refs" / "main").write_text(snapshot.name)
+    for number, file in enumerate(sorted(folder.iterdir())):
+        (top / "blobs" / f"{number:040}").write_bytes(file.read_bytes())
+        (snapshot / file.name).symlink_to(f"../../blobs/{number:040}")
+    return snapshot
+
+
+@pytest.mark.parametrize("size", [None, "10KB"])
+def test_repositories_of_the_hub_open_from_its_cache_and_are_the_base(folder, tmp_path, size, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    read, offline = transformers.AutoModelForCausalLM.from_pretrained, {"local_files_only": True}
+    in_cache(folder, tmp_path / "cache", "a/float")
+    model = read("a/float", cache_dir=tmp_path / "cache", quantization_config=OctavoConfig("int4:g32"), **offline)
+    model.save_pretrained(tmp_path / "packed", **({} if size is None else {"max_shard_size": size}))
+    assert (tmp_path / "packed" / "README.md").read_text().startswith("---\nbase_model: a/float\n")
+    snapshot = in_cache(tmp_path / "packed", tmp_path / "cache", "b/packed")
+    for again in (read("b/packed", cache_dir=tmp_path / "cache", **offline), read(snapshot)):
+        assert torch.equal(logits(again), logits(model))
+        again.save_pretrained(tmp_path / "again")
+        assert (tmp_path / "again" / "README.md").read_text().startswith("---\nbase_model: a/float\n")
+
+
+def test_figures_of_a_compression_stand_in_the_card(folder, tmp_path):
+    from octavo.model_folder.model_card import add_measured
+
+    packed(folder).save_pretrained(tmp_path)
+    add_measured(tmp_path, ["loss 2.10 -> 2.14"])
+    card = (tmp_path / "README.md").read_text()
+    assert "## Measured\n\n```text\nloss 2.10 -> 2.14\n```\n\n## Load it\n" in card
+    (tmp_path / "README.md").write_text("# Another page\n")
+    add_measured(tmp_path, ["loss"])
+    assert (tmp_path / "README.md").read_text() == "# Another page\n"

@@ -479,3 +479,12 @@ def test_simulated_layers_are_what_they_were(tmp_path):
     loaded = octavo.load_model(tmp_path / "model", Network)
     assert type(loaded.blocks[0].up) is QuantLinear and not loaded.blocks[0].up.weight_quantizer.enabled
     assert torch.equal(out(loaded), out(model))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), -0.5])
+def test_scales_that_no_encoder_writes_are_refused(tmp_path, value):
+    model = octavo.pack_model(octavo.quantize_model(nn.Sequential(nn.Linear(64, 8)), "int4:g32", progress=False))
+    model[0].weight_scales[3, 1] = value
+    octavo.save_model(model, tmp_path)
+    with pytest.raises(ContainerError, match=r"0\.weight\.scales"):
+        octavo.load_model(tmp_path, nn.Sequential(nn.Linear(64, 8)))
