@@ -86,6 +86,29 @@ def test_experts_have_adapters():
     assert isinstance(first.get_base_layer(), octavo.nn.PackedLinear) and first.lora_B["default"].weight.any()
 
 
+@pytest.mark.parametrize("layer", [nn.LSTM(16, 16, batch_first=True), nn.MultiheadAttention(16, 2, batch_first=True)])
+def test_layers_of_recurrent_networks_and_attention_have_adapters(layer):
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = copy.deepcopy(layer), nn.Linear(16, 4)
+
+        def forward(self, x):
+            return self.head(self.layer(*[x] * (3 if isinstance(layer, nn.MultiheadAttention) else 1))[0])
+
+    base = packed(Network(), "int8:channel")
+    x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
+    before = base(x)
+    targets = octavo.peft.target_modules(base)
+    assert len(targets) > 2
+    model = peft.get_peft_model(base, octavo.peft.prepare(peft.LoraConfig(r=2, target_modules=targets)))
+    after = model(x)
+    assert torch.equal(after, before)
+    after.square().mean().backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if "lora_B" in name}
+    assert len(gradients) == len(targets) and all(grad is not None and grad.any() for grad in gradients.values())
+
+
 def test_targets_are_linear_layers_without_the_head_by_the_paths_of_the_base():
     model = model_of("LlamaForCausalLM")
     plain = octavo.peft.target_modules(model)
