@@ -44,7 +44,8 @@ def float_model(model: Any, dtype: torch.dtype | None) -> nn.Module:
         rounded[name] = value.detach().to(dtype) if is_cast else value
     state = joined_state(model, rounded | {name: rounded[first] for name, first in ties.items() if first in rounded})
     config = copy.deepcopy(model.config)
-    vars(config).pop(ENTRY, None)
+    for name in (ENTRY, "_is_quantized"):
+        vars(config).pop(name, None)
     architecture: Any = _float_class(type(model))
     fresh: Any = build(lambda: architecture(config))
     places = fresh.state_dict()

@@ -225,6 +225,13 @@ def check_weights(model: nn.Module, plan: Plan, recipe: str | None = None) -> No
     _check(Replacement(model, plan_of(model, plan), recipe), None)
 
 
+def checked_layers(model: nn.Module, plan: Plan, recipe: str | None = None) -> dict[str, nn.Module]:
+    """Return the quantized layers of ``plan`` by path, beside the model. Raises as :func:`prepare_weights`."""
+    replacement = Replacement(model, plan, recipe)
+    _check(replacement, None)
+    return replacement.layers
+
+
 def prepare_weights(model: nn.Module, plan: Plan, recipe: str | None = None) -> nn.Module:
     """Return ``model`` with the quantized layers of ``plan``, in place; :func:`solve_weight` then takes one by one.
 

@@ -14,10 +14,10 @@ from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.replace_modules import replace_modules
 from octavo.nn.rewriting import Origin, layers_in_reach, made_from
 from octavo.quant.algorithms.solve_in_order import solve_weights
-from octavo.quant.apply_recipe import calibrate_weight, check_weights, method_of, prepare_weights, solve_weight
+from octavo.quant.apply_recipe import calibrate_weight, checked_layers, method_of, prepare_weights, solve_weight
 from octavo.quant.coverage_report import tell_coverage
 from octavo.quant.pack_layers import leave_out_zeros, pack_layer, share_codes
-from octavo.quant.replace_layers import Replacement, plan_of
+from octavo.quant.replace_layers import plan_of
 from octavo.recipe import Recipe
 from octavo.recipe.note import note_recipe
 from octavo.recipe.sites import join
@@ -49,8 +49,7 @@ class WeightByWeight:
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
         """Make the layers. Raises as :func:`octavo.quantize_model` without calibration data; the model stays."""
         self._text, self._plan = str(recipe), plan_of(model, recipe)
-        check_weights(model, self._plan, self._text)
-        layers = Replacement(model, self._plan, self._text).layers
+        layers = checked_layers(model, self._plan, self._text)
         self._layers = {
             path: layer
             for path, layer in layers.items()

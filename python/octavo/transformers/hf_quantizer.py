@@ -233,6 +233,8 @@ class OctavoQuantizer(HfQuantizer):
         if not any(isinstance(module, PackedLayer) for module in model.modules()):
             forget: Any = self.remove_quantization_config
             forget(model)
+            for module in model.modules():
+                vars(getattr(module, "config", self)).pop("_is_quantized", None)
         return model
 
     @property
