@@ -23,6 +23,7 @@ from octavo.tensors.formats import Format
 from octavo.tensors.packed_tensor import PackedTensor
 from octavo.tensors.sparse_codes import SparseCodes
 
+_OTHERS = ("weight_scales", "weight_zeros", "weight_levels")  # parts that a format may lack
 _NO_SCALES: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
 
 
@@ -302,10 +303,8 @@ class PackedLinear(PackedLayer):
         codes = held["weight_codes"]
         if self._has_two_parts and "weight_scales" in held:
             read: tuple[Tensor | None, ...] = (codes, held["weight_scales"], bias)
-        elif is_plain((codes,)):
-            read = (*self.parts, bias)
         else:
-            return None
+            read = (codes, *[held[name] for name in _OTHERS if name in held], bias)
         rounding, input_scales = None, _NO_SCALES
         if quantizer is not None:
             rounding = quantizer._text, None if self._integer else quantizer._rule
