@@ -217,10 +217,10 @@ class PackedLayer(WeightBuffers):
     def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Codes, scales, zeros and levels of the weight; dense codes of sparse ones are made now."""
         others = self._part("weight_scales"), self._part("weight_zeros"), self._part("weight_levels")
-        sparse = self.sparse_codes
-        if sparse is None:
+        if BITMAP not in self._buffers:
             return cast("Tensor", self._buffers["weight_codes"]), *others
-        matrix = self._rows, self._width
+        sparse, matrix = self.sparse_codes, (self._rows, self._width)
+        assert sparse is not None  # it has a bitmap
         codes = torch.ops.octavo.dense_codes.default(*sparse, self._text, *matrix, 0, self._rows)
         return codes, *others
 

@@ -54,12 +54,14 @@ class WeightBuffers(FormatLayer):
 
     def _part(self, name: str) -> Tensor:
         """Return a part of the weight; an empty one is on the device of the codes."""
-        held = cast("dict[str, Tensor]", self._buffers)
+        held = self._buffers
         if name in held:
-            return held[name]
+            return held[name]  # type: ignore[return-value] # it is there
         empty: Tensor = getattr(self, name)
-        if empty.device != held["weight_codes"].device:  # other packages move buffers by their names
-            empty = torch.empty_like(empty, device=held["weight_codes"].device)
+        codes = cast("Tensor", held["weight_codes"])
+        # Other packages move buffers by their names. Two questions for the CPU, which take less time than the devices.
+        if not (empty.is_cpu and codes.is_cpu) and empty.device != codes.device:
+            empty = torch.empty_like(empty, device=codes.device)
             self._take_empty(name, empty)
         return empty
 
