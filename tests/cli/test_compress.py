@@ -55,6 +55,9 @@ def test_a_budget_becomes_a_packed_model_and_a_report(octavo, tiny_bert, tmp_pat
     loaded = package.load_model(out)
     kinds = {type(layer) for layer in loaded.modules()}
     assert kinds >= {PackedLinear}
+    card = (out / "README.md").read_text()
+    measured = card.partition("## Measured")[2].partition("## Load it")[0]
+    assert measured.count(" -> ") >= 2 and " times smaller (" in measured and str(tiny_bert) not in card
     octavo("embed", out, "rain on the coast", "-o", tmp_path / "vectors.npy")
     octavo("unpack", out, "-o", tmp_path / "plain")
     assert type(package.load_model(tmp_path / "plain")) is transformers.BertModel

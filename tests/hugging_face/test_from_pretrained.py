@@ -149,6 +149,14 @@ def test_a_folder_gives_its_body_to_another_class_and_a_new_head_is_drawn(folder
         )
 
 
+def test_an_encoder_without_its_pooler_opens_without_it(tmp_path):
+    model = packed(build("Bert")[0].base_model)
+    octavo.save_model(model, tmp_path)
+    body = transformers.AutoModel.from_pretrained(tmp_path)
+    assert body.pooler is None
+    assert_same_model(body, model)
+
+
 def test_configurations_name_the_plug_in_and_no_file(folder, tmp_path):
     made = llama(folder, "int4:g32; lm_head keep; model.embed_tokens keep")
     made.save_pretrained(tmp_path / "packed")

@@ -331,7 +331,8 @@ def write_model(model: nn.Module, folder: Path) -> Path:
 def write_evidence(folder: Path, recipe: Recipe, report: dict[str, Any]) -> None:
     """Write ``recipe.toml``, ``report.html`` and ``report.json`` into a folder that is there."""
     files.write(folder / RECIPE, recipe.to_toml())
-    add_measured(folder, summary_lines(report))
+    verdict, *values = summary_lines(report)
+    add_measured(folder, [verdict.partition(": ")[2], *values])  # without the model's path on this machine
     write_report(folder, report)
 
 
