@@ -2,6 +2,7 @@
 
 import json
 import random
+from importlib import import_module
 
 import octavo
 import pytest
@@ -56,7 +57,7 @@ def task(tmp_path_factory):
 
 
 def answers(model, tokenizer, task):
-    """The accuracy on the task, and the log-likelihood of every answer."""
+    """The accuracy of a model or folder on the task, and the log-likelihood of every answer."""
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.models.huggingface import HFLM
 
@@ -78,6 +79,8 @@ def test_a_packed_model_answers_as_its_simulation_does(kind, tied, tokenizer, ta
     found, own = answers(in_memory, tokenizer, task)
     assert scores.shape == (QUESTIONS, 3) and found == accuracy
     assert torch.allclose(own, scores, atol=1e-4)
-    octavo.save_model(in_memory, tmp_path / "packed")
-    assert torch.equal(answers(octavo.load_model(tmp_path / "packed"), tokenizer, task)[1], own)
+    import_module("octavo.transformers")
+    in_memory.save_pretrained(tmp_path / "packed")
+    for opened in (octavo.load_model(tmp_path / "packed"), str(tmp_path / "packed")):
+        assert torch.equal(answers(opened, tokenizer, task)[1], own)
     assert not torch.allclose(answers(model, tokenizer, task)[1], scores, atol=1e-3)  # the task tells formats apart
