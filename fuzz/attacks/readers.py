@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from string import ascii_lowercase
@@ -16,6 +17,7 @@ import transformers
 from octavo import lora
 from octavo.compress.text_compression import text_job
 from octavo.data import BytePairTokenizer, CharTokenizer
+from octavo.interchange.gguf_tensors import load_gguf
 from octavo.lab.classifiers import Classifier, ClassifierConfig
 from octavo.lab.classifiers import kinds as classifiers
 from octavo.lab.language.gpt import GPT, modern_skips
@@ -244,6 +246,31 @@ def _read_run(folder: Path) -> None:
     tiny.train(tiny.Model(width=8), tiny.Rule(), _train_config(5), folder, progress=False)
 
 
+def _gguf(folder: Path) -> None:
+    from helpers.gguf_models import file_of
+
+    folder.mkdir(parents=True)
+    config = transformers.LlamaConfig(
+        vocab_size=len(WORDS), hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=32,
+    )  # fmt: skip
+    tokens = [("tokenizer.ggml.tokens", "str", WORDS), ("tokenizer.ggml.scores", "f32", [0.5] * len(WORDS))]
+    kinds = ("Q8_0", "Q4_0", "Q4_1", "F16")
+    data = file_of(
+        transformers.LlamaForCausalLM(config), "llama", lambda name: kinds[len(name) % len(kinds)], more=tokens
+    )
+    (folder / "x.gguf").write_bytes(data)
+
+
+def _read_gguf(folder: Path) -> None:
+    tensors = load_gguf(folder / "x.gguf", decode=True)
+    for value in tensors.values():
+        value.decode() if isinstance(value, octavo.PackedTensor) else value.view(-1)[:1].clone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", octavo.OctavoWarning)
+        octavo.load_model(folder / "x.gguf")
+
+
 def _read_container(folder: Path) -> None:
     file = folder / "a.safetensors"
     octavo.inspect(file)
@@ -307,6 +334,7 @@ READERS: dict[str, tuple[list[Callable[[Path], None]], Callable[[Path], Any]]] =
     "classifier": ([_classifier], classifiers.load),
     "run": ([_run], _read_run),
     "container": ([_container], _read_container),
+    "gguf": ([_gguf], _read_gguf),
     "recipes": ([_recipes], _read_recipes),
     "seq2seq": ([_seq2seq], _read_seq2seq),
     "gpt": ([_gpt], load_language_model),

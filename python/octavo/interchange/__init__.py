@@ -1,6 +1,7 @@
 """Files of other packages: GGUF is read.
 
-:mod:`~octavo.interchange.gguf` parses the file, :mod:`~octavo.interchange.gguf_tensors` gives its tensors. Of ggml's
+:mod:`~octavo.interchange.gguf` parses the file, :mod:`~octavo.interchange.gguf_tensors` gives its tensors, and
+:mod:`~octavo.interchange.gguf_model` its model, by the names in :mod:`~octavo.interchange.gguf_names`. Of ggml's
 blocks, :mod:`~octavo.interchange.ggml_types` lists the types, :mod:`~octavo.interchange.ggml_decode` decodes them, and
 :mod:`~octavo.interchange.ggml_carry` carries them into formats of ours.
 """

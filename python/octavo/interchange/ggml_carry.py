@@ -43,11 +43,11 @@ class _Blocks:
         self.refuse(~scales.isfinite(), lambda place: f"scale {scales[place].item()}")
         return scales
 
-    def refuse(self, wrong: Tensor, told: Callable[[tuple[int, int]], str]) -> None:
+    def refuse(self, wrong: Tensor, reason_of: Callable[[tuple[int, int]], str]) -> None:
         """Refuse the first block that is wrong; ``wrong``: ``[rows, blocks]``."""
         if wrong.any():
             row, block = (int(one) for one in wrong.nonzero()[0])
-            raise _NotExactError(f"row {self.first + row}, block {block}: {told((row, block))}")
+            raise _NotExactError(f"row {self.first + row}, block {block}: {reason_of((row, block))}")
 
 
 @dataclass(frozen=True)
@@ -78,22 +78,22 @@ def carry(data: Tensor, kind: GgmlType, shape: tuple[int, ...], factor: float = 
     fmt = Format(carrier.format)
     if fmt.core.has_levels and not (math.isfinite(factor) and factor > 0):
         return f"factor of the tensor is {factor}; accepted are finite numbers above 0"
-    made: list[_Parts] = []
+    pieces: list[_Parts] = []
     step = max(_CHUNK // shape[-1], 1) if shape else 1
     blocks = data.unflatten(1, (-1, kind.nbytes))
     try:
         for first in range(0, len(blocks), step):
             parts = carrier.parts(_Blocks(blocks[first : first + step], first))
             points = None if parts.zeros is None else _packed(parts.zeros, fmt.width)
-            made.append(_Parts(_packed(parts.codes, fmt.width), parts.scales, points))
+            pieces.append(_Parts(_packed(parts.codes, fmt.width), parts.scales, points))
     except _NotExactError as error:
         return str(error)
     lead = shape[:-1]
-    codes = torch.cat([parts.codes for parts in made]).reshape(*lead, -1)
-    scales = torch.cat([parts.scales for parts in made]).reshape(*lead, -1)
+    codes = torch.cat([parts.codes for parts in pieces]).reshape(*lead, -1)
+    scales = torch.cat([parts.scales for parts in pieces]).reshape(*lead, -1)
     zeros = torch.empty(0, dtype=torch.uint8)
     if fmt.core.has_zeros:
-        zeros = torch.cat([parts.zeros for parts in made if parts.zeros is not None]).reshape(*lead, -1)
+        zeros = torch.cat([parts.zeros for parts in pieces if parts.zeros is not None]).reshape(*lead, -1)
     level = torch.tensor([factor] if fmt.core.has_levels else [], dtype=torch.float32)
     return PackedTensor(fmt, codes, scales, zeros, level, shape=shape, dtype=torch.float32)
 

@@ -146,37 +146,37 @@ class _Header:
 
     # --- numbers and texts ---
 
-    def refused(self, what: str, at: int) -> ContainerError:
-        return ContainerError(f"{self.path}: {what} at byte {at}")
+    def refused(self, label: str, at: int) -> ContainerError:
+        return ContainerError(f"{self.path}: {label} at byte {at}")
 
-    def take(self, count: int, what: str) -> bytes:
+    def take(self, count: int, label: str) -> bytes:
         if count > len(self.data) - self.at:
-            raise self.refused(f"{what}: {count} bytes, but {len(self.data) - self.at} are left", self.at)
+            raise self.refused(f"{label}: {count} bytes, but {len(self.data) - self.at} are left", self.at)
         self.at += count
         return self.data[self.at - count : self.at]
 
-    def number(self, code: str, what: str) -> Any:
-        return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}"), what))[0]
+    def number(self, code: str, label: str) -> Any:
+        return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}"), label))[0]
 
-    def count(self, what: str, least: int, most: int) -> int:
+    def count(self, label: str, least: int, most: int) -> int:
         """Return a count of things that take at least so many bytes each; refuse more than the file can hold."""
         at = self.at
-        count: int = self.number("Q", f"number of {what}")
+        count: int = self.number("Q", f"number of {label}")
         left = len(self.data) - self.at
         if count > left // least:
-            raise self.refused(f"{count} {what}: {left} bytes are left, and each takes at least {least};", at)
+            raise self.refused(f"{count} {label}: {left} bytes are left, and each takes at least {least};", at)
         if count > most:
-            raise self.refused(f"{count} {what}: accepted are up to {most};", at)
+            raise self.refused(f"{count} {label}: accepted are up to {most};", at)
         return count
 
-    def text(self, what: str) -> str:
+    def text(self, label: str) -> str:
         at = self.at
-        length: int = self.number("Q", f"{what}: length")
-        data = self.take(length, what)
+        length: int = self.number("Q", f"{label}: length")
+        data = self.take(length, label)
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise self.refused(f"{what}: not UTF-8", at + 8 + error.start) from None
+            raise self.refused(f"{label}: not UTF-8", at + 8 + error.start) from None
 
     # --- metadata ---
 

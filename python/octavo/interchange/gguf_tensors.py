@@ -111,7 +111,7 @@ def factors_of(file: GgufFile) -> dict[str, str]:
 
     Raises ContainerError for a factor that is not one float32.
     """
-    found = {}
+    factors = {}
     for name, tensor in file.tensors.items():
         factor = file.tensors.get(name.removesuffix(_WEIGHT) + _FACTOR)
         if tensor.type.name != "NVFP4" or not name.endswith(_WEIGHT) or factor is None:
@@ -121,8 +121,8 @@ def factors_of(file: GgufFile) -> dict[str, str]:
                 f"{file.path}: tensor {shown(factor.name)}: {factor.type.name} of shape {list(factor.shape)}; accepted "
                 f"as the factor of {shown(name)} is one F32"
             )
-        found[name] = factor.name
-    return found
+        factors[name] = factor.name
+    return factors
 
 
 def _check_defined(file: GgufFile, tensor: GgufTensor) -> None:

@@ -13,6 +13,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from octavo.errors import ContainerError, ModelError
+from octavo.late_binding import late
 from octavo.model_folder.carried_files import carry_files, replaced_files, write_files
 from octavo.model_folder.companion_files import README, measurements
 from octavo.model_folder.features import FEATURES
@@ -46,7 +47,7 @@ from octavo.model_folder.weight_files import (
 )
 from octavo.nn.former_names import current_names
 from octavo.nn.meta_tensors import refuse_meta
-from octavo.storage import files, folders
+from octavo.storage import file_kinds, files, folders
 from octavo.storage.arguments import checks_arguments
 from octavo.tensors import container
 from octavo.tensors.packed_tensor import PackedTensor
@@ -124,10 +125,10 @@ def load_model(
     registers (:mod:`octavo.model_folder.subject_registry`); no code of the folder runs. Folders that transformers wrote
     are read, too, in one file or in shards, and keep their dtypes; and those of ``octavo lab train``, ``compress`` and
     ``unpack``. Tensors that are packed in no layer, such as those of an LSTM, are decoded. Source: FORMATS.md section
-    5.
+    5. Of a GGUF file, blocks that a format holds stay packed and others are decoded to float32, which is warned of.
 
     Args:
-        path: a model folder, or a file of weights.
+        path: a model folder, a file of weights, or a GGUF file.
         model: the model to fill, or a function without arguments that makes it, whose dense weights are then never
             allocated; its layers are replaced by those of the file.
         mmap: map the file instead of reading it, as :func:`octavo.load`.
@@ -150,6 +151,10 @@ def load_model(
         >>> torch.equal(loaded(x), packed(x))
         True
     """
+    if file_kinds.kind_of_file(path) == file_kinds.GGUF:
+        if model is not None:
+            raise ModelError(f"{os.fspath(path)}: a GGUF file says what to build; leave model out")
+        return cast("nn.Module", late("gguf_model")(path))
     source = Checkpoint.open(path)
     loaded = _load(source, model, mmap)
     if source.is_folder:
@@ -189,6 +194,18 @@ def _load(source: Checkpoint, model: nn.Module | Callable[[], nn.Module] | None,
     filled = _filled(Restoration(model, tensors, structure["ties"], file, from_config), structure, metadata)
     note_base(filled, folder_entry(source.folder).get("base_model"))
     return filled
+
+
+def fill_packed(
+    model: nn.Module, tensors: Mapping[str, Tensor | PackedTensor], ties: Mapping[str, str], file: Path
+) -> nn.Module:
+    """Return a float ``model`` without weights, filled; packed tensors become packed layers, or are decoded.
+
+    ``tensors``: by name in the model. ``ties``: further names, and the tensor that each is tied to. ``file``: for
+    errors. Raises ContainerError for tensors that do not fit the model.
+    """
+    structure = describe_packed(model, {**tensors, **{name: tensors[first] for name, first in ties.items()}})
+    return _filled(Restoration(model, dict(tensors), ties, file, from_config=True), structure, {})
 
 
 def fill_folder(model: nn.Module, folder: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from octavo.errors import ContainerError
 from octavo.model_folder.features import FEATURES
 from octavo.model_folder.features.decoded_tensors import DECODED
-from octavo.model_folder.features.described_layers import LAYERS, plain
+from octavo.model_folder.features.described_layers import LAYERS, packed_class, plain
 from octavo.model_folder.stored_feature import Restoration, Stage, StoredFeature
 from octavo.model_folder.weight_files import DIGESTS, STRUCTURE
 from octavo.nn.former_names import current_name
@@ -64,7 +64,7 @@ def describe_packed(model: nn.Module, tensors: Mapping[str, Tensor | PackedTenso
     """
     layers: dict[str, Any] = {}
     for path, layer in model.named_modules(remove_duplicate=False):
-        kind = next((kind for kind in packed_classes().values() if kind.accepts(layer)), None)
+        kind = next((kind for kind in packed_classes().values() if kind.accepts(layer)), packed_class(layer))
         weight = tensors.get(join(path, "weight"))
         if kind is not None and isinstance(weight, PackedTensor) and weight.ndim == 2 and weight.axis == 1:
             layers[path] = {"class": kind.stored_class(), **plain(kind.description(layer))}

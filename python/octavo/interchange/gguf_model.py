@@ -1,0 +1,194 @@
+"""Models of GGUF files: built from the metadata, filled from the tensors, those that are carried in packed layers."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+
+from octavo.errors import ContainerError, OctavoWarning
+from octavo.interchange.gguf import GgufFile
+from octavo.interchange.gguf_names import Architecture, Place, architecture_of, place_of
+from octavo.interchange.gguf_tensors import TensorOrigin, factors_of, read_tensor
+from octavo.model_folder.config_limits import build_config
+from octavo.model_folder.hf_loading import foreign, known
+from octavo.model_folder.save_load import fill_packed
+from octavo.model_folder.size_limits import Extent
+from octavo.model_folder.skeleton import build_class, drop_pooler, model_class
+from octavo.storage.arguments import checks_arguments
+from octavo.storage.reading import shown
+from octavo.tensors.packed_tensor import PackedTensor
+from octavo.tensors.tensor_entry import TensorEntry
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    """A model of a GGUF file before its tensors are read.
+
+    ``places``: where tensors go, by their names in the file. ``config``: of transformers, with the class of the model.
+    """
+
+    file: GgufFile
+    architecture: Architecture
+    config: dict[str, Any]
+    places: dict[str, Place]
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> GgufModel:
+        """Read the header of a file. Raises ContainerError for one that is damaged or of no known architecture."""
+        file = GgufFile(path)
+        architecture, fields = architecture_of(file)
+        config = architecture.config(fields)
+        named = set(factors_of(file).values())
+        places: dict[str, Place] = {}
+        for name in file.tensors:
+            if name not in named:
+                places[name] = place_of(name, architecture, fields)
+        has_head = any(place.name == architecture.head for place in places.values())
+        config |= fields.tokens() | {"architectures": [architecture.model], "dtype": "float32"}
+        if architecture.head is not None:
+            config["tie_word_embeddings"] = not has_head
+        return cls(file, architecture, config, places)
+
+    @property
+    def ties(self) -> dict[str, str]:
+        """Names of tensors that are another one, with its name."""
+        head, table = self.architecture.head, self.architecture.table
+        tied = head is not None and table is not None and self.config["tie_word_embeddings"]
+        return {head: table} if tied else {}  # type: ignore[dict-item] # None is no tie
+
+    @cached_property
+    def _factors(self) -> dict[str, str]:
+        return factors_of(self.file)
+
+    def skeleton(self) -> nn.Module:
+        """Return the float model without memory for its weights.
+
+        Raises ModelError without transformers, ContainerError for sizes that are not those of the tensors.
+        """
+        path = self.file.path
+        network = known(path, lambda transformers: model_class(transformers, self.architecture.model), "model")
+        if network is None:
+            raise ContainerError(f"{path}: this transformers has no {self.architecture.model}")
+        with foreign(path, self.config):
+            config = build_config(path, self.config, network.config_class.from_dict)
+        model = build_class(path, network, config, Extent.of(self._sizes(), str(path), self.config))
+        drop_pooler(model, [place.name for place in self.places.values()])
+        self._check(model)
+        return model
+
+    def tensor(self, name: str) -> tuple[Tensor | PackedTensor, TensorOrigin]:
+        """Return a tensor of the file as the model has it, and how it was read."""
+        place = self.places[name]
+        tensor, origin = read_tensor(self.file, name, self._factors.get(name), decode=True)
+        order = place.row_order(len(tensor)) if place.heads else None
+        if order is not None:
+            tensor = _ordered(tensor, order)
+        if place.turned and isinstance(tensor, Tensor):
+            tensor = tensor.t().contiguous()
+        return tensor, origin
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape that a tensor has in the float model."""
+        shape = self.file.tensors[name].shape
+        return shape[::-1] if self.places[name].turned else shape
+
+    def _sizes(self) -> list[TensorEntry]:
+        return [self._entry(name, place.name) for name, place in self.places.items()]
+
+    def _entry(self, name: str, place: str) -> TensorEntry:
+        nbytes = 4 * self.file.tensors[name].elements
+        return TensorEntry(place, "plain", None, self.shape(name), "float32", nbytes, 32.0)
+
+    def _check(self, model: nn.Module) -> None:
+        """Refuse tensors of other shapes than the metadata say, and those that are missing or too many."""
+        state = model.state_dict(keep_vars=True)
+        for name, place in self.places.items():
+            expected = state.get(place.name)
+            if expected is None:
+                raise ContainerError(
+                    f"{self.file.path}: tensor {shown(name)}: the metadata say nothing of {place.name}"
+                )
+            if tuple(expected.shape) != self.shape(name):
+                shape, expected_shape = list(self.shape(name)), list(expected.shape)
+                raise ContainerError(
+                    f"{self.file.path}: tensor {shown(name)}: shape {shape}; by the metadata {place.name} is "
+                    f"{expected_shape}"
+                )
+        there = {place.name for place in self.places.values()} | self.ties.keys()
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        missing = next((name for name in parameters if name not in there), None)
+        if missing is not None:
+            raise ContainerError(f"{self.file.path}: no tensor for {missing}, which the metadata ask for")
+
+
+@checks_arguments
+def load_gguf_model(path: str | os.PathLike[str]) -> tuple[nn.Module, list[TensorOrigin]]:
+    """Return the model of a GGUF file, in evaluation mode, and how each of its tensors was read.
+
+    Blocks that a format of ours holds are the weights of packed layers; others are decoded to float32. Architectures:
+    llama, gpt2, bert. :func:`octavo.load_model` does the same, and warns of decoded tensors.
+
+    Args:
+        path: file to read.
+
+    Returns:
+        A model of transformers, and the origins of its tensors in the order of the file.
+
+    Raises:
+        ContainerError: for a file that is damaged, of another architecture, or whose tensors do not fit its metadata.
+        FormatError: for a type of blocks that has no definition here; names the tensor.
+        ModelError: without transformers.
+        OSError: as the system gives it.
+    """
+    subject = GgufModel.open(path)
+    model = subject.skeleton()
+    tensors: dict[str, Tensor | PackedTensor] = {}
+    origins = []
+    for name, place in subject.places.items():
+        tensors[place.name], origin = subject.tensor(name)
+        origins.append(origin)
+    return fill_packed(model, tensors, subject.ties, subject.file.path), origins
+
+
+def load_model_and_tell(path: str | os.PathLike[str]) -> nn.Module:
+    """Return the model of a GGUF file; warn of tensors that were decoded. Raises as :func:`load_gguf_model`."""
+    model, origins = load_gguf_model(path)
+    tell_decoded(path, origins)
+    return model
+
+
+def tell_decoded(path: str | os.PathLike[str], origins: Sequence[TensorOrigin]) -> None:
+    """Warn of blocks that were decoded to float32, with the reasons."""
+    sentence = decoded_sentence(origins)
+    if sentence is not None:
+        warnings.warn(f"{os.fspath(path)}: {sentence}", OctavoWarning, stacklevel=5)  # the caller of octavo.load_model
+
+
+def decoded_sentence(origins: Sequence[TensorOrigin]) -> str | None:
+    """Return how many tensors were decoded, and why; None where none was."""
+    reasons = Counter((origin.type, origin.reason) for origin in origins if origin.reason is not None)
+    if not reasons:
+        return None
+    listed = "; ".join(f"{count} of {kind}: {reason}" for (kind, reason), count in reasons.most_common(3))
+    more = f"; {len(reasons) - 3} more reasons" if len(reasons) > 3 else ""
+    return f"{sum(reasons.values())} of {len(origins)} tensors are decoded to float32: {listed}{more}"
+
+
+def _ordered(tensor: Tensor | PackedTensor, order: Tensor) -> Tensor | PackedTensor:
+    """Return a tensor with its rows in another order; of packed ones every part that has rows."""
+    if isinstance(tensor, Tensor):
+        return tensor[order]
+    if tensor.ndim < 2:  # blocks run over the rows
+        return tensor.decode()[order]
+    zeros = tensor.zeros[order] if tensor.format.core.has_zeros else tensor.zeros
+    return PackedTensor(
+        tensor.format, tensor.codes[order], tensor.scales[order], zeros, tensor.levels, shape=tensor.shape,
+        dtype=tensor.dtype,
+    )  # fmt: skip
