@@ -354,6 +354,14 @@ def test_a_nan_in_an_adapter_is_refused_by_its_path_and_the_model_stays():
     assert all(torch.equal(tensor, codes[name]) for name, tensor in codes_of(model).items())
 
 
+def test_a_recipe_that_cannot_be_read_leaves_the_model_as_it_is():
+    model = adapted()
+    expected = output(model)
+    with pytest.raises(octavo.FormatError, match="int4:g3q"):
+        octavo.peft.merge(model, "int4:g3q")
+    assert torch.equal(output(model), expected)
+
+
 def test_models_without_adapters_are_refused():
     with pytest.raises(octavo.ModelError, match=r"peft\.get_peft_model inserts them"):
         octavo.peft.merge(model_of("LlamaForCausalLM"))

@@ -20,6 +20,7 @@ from octavo.ops.codec import encode
 from octavo.peft.prepare_config import base_of, imported
 from octavo.quant.apply_recipe import quantize_model
 from octavo.quant.pack_layers import pack_model
+from octavo.recipe import Recipe
 from octavo.storage.arguments import checks_arguments
 from octavo.tensors.packed_tensor import PackedTensor
 
@@ -57,6 +58,7 @@ def merge(
         ModelError: for a model without adapters of PEFT, for an adapter that it has not, and for ``calibration``
             without ``recipe``.
         NonFiniteError: if a sum is NaN or infinite; names the layer.
+        FormatError: for a recipe that cannot be read.
         PackageError: without PEFT.
 
     Example:
@@ -77,6 +79,7 @@ def merge(
         raise ModelError(f"merge: no adapter {missing!r}; the model has {', '.join(names)}")
     if recipe is None and calibration is not None:
         raise ModelError("merge: calibration is for a recipe; give recipe= too")
+    recipe = None if recipe is None else Recipe.of(recipe)
     before = None if samples is None else _outputs(model, samples)
     sums = [
         _sum(path, layer, adapters) for path, layer in layers.items() if isinstance(layer.get_base_layer(), PackedLayer)
