@@ -41,8 +41,8 @@ def folder(tmp_path_factory):
 
 
 def llama(folder, recipe=RECIPE, **options):
-    config = None if recipe is None else OctavoConfig(recipe)
-    return transformers.LlamaForCausalLM.from_pretrained(folder, quantization_config=config, **options)
+    config = {} if recipe is None else {"quantization_config": OctavoConfig(recipe)}
+    return transformers.LlamaForCausalLM.from_pretrained(folder, **config, **options)
 
 
 def packed(model, recipe=RECIPE):
@@ -100,6 +100,8 @@ def test_what_needs_calibration_data_is_refused_with_the_lines_to_type(folder):
         line = re.search(r"octavo\.quantize_model\(.*calibration=batches\)", str(caught.value)).group()
         quantized = eval(line, {"octavo": octavo, "model": llama(folder, None), "batches": [IDS]})
         assert isinstance(octavo.pack_model(quantized).model.layers[0].mlp.up_proj, PackedLinear)
+        with pytest.raises(CalibrationError, match="calibration=batches"):
+            llama(folder, None, quantization_config=OctavoConfig(recipe, simulate=True))
 
 
 def test_weights_that_are_not_finite_are_refused_by_name(folder, tmp_path):
@@ -255,6 +257,9 @@ def test_a_missing_transformers_is_told_with_the_line_that_installs_it(before, t
 def test_what_a_configuration_does_not_know_is_refused(folder):
     with pytest.raises(SettingError, match="quant_method"):
         OctavoConfig("int4", quant_method="gptq")
+    for values in ({"colour": "red"}, {"weights": "a.bin"}, {"weights": 3}):
+        with pytest.raises(SettingError):
+            transformers.quantizers.AutoQuantizationConfig.from_dict({"quant_method": "octavo", **values})
     with pytest.raises(octavo.FormatError):
         OctavoConfig("int99x")
     with pytest.raises(octavo.FormatError, match="sparse"):

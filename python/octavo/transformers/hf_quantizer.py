@@ -103,7 +103,9 @@ class OctavoQuantizer(HfQuantizer):
                 self._folder = OpenedFolder(model, kwargs["checkpoint_files"])
                 self._bits = self._folder.bits()
                 _hide(model, self._folder.missing)
-            elif not self.quantization_config.simulate:
+            elif self.quantization_config.simulate:
+                self._prepare(model)  # refuses what it must before the weights are read
+            else:
                 self._packing = self._prepare(model)
                 self._bits = {name: self._packing.bits(name) for name in self._packing.names}
                 self._left = {name for name in self._packing.names if not _is_of(model, name, self._dtype)}

@@ -10,6 +10,7 @@ from octavo.errors import FormatError, SettingError
 from octavo.model_folder.quantization_entry import METHOD
 from octavo.model_folder.weight_files import PACKED_NAME
 from octavo.recipe import Recipe
+from octavo.storage.reading import shown
 
 
 class OctavoConfig(QuantizationConfigMixin):
@@ -27,10 +28,11 @@ class OctavoConfig(QuantizationConfigMixin):
         weights: the file of packed weights in the folder, or the index of several; ``config.json`` has it.
         base_model: the repository of the float model; ``config.json`` has it.
         quant_method: ``octavo``; ``config.json`` has it.
+        unknown: none is accepted.
 
     Raises:
         FormatError: for a recipe that is none, or options that need one.
-        SettingError: for another ``quant_method``.
+        SettingError: for another ``quant_method``, ``weights`` that name no such file, and options that there are not.
 
     Example:
         >>> from octavo.transformers import OctavoConfig
@@ -47,8 +49,16 @@ class OctavoConfig(QuantizationConfigMixin):
         weights: str = PACKED_NAME,
         base_model: str | None = None,
         quant_method: str = METHOD,
+        **unknown: Any,
     ) -> None:
-        """Check the recipe's text."""
+        """Check the recipe's text, and that every value has the type that it must."""
+        if unknown:
+            raise SettingError(
+                f"quantization_config: this Octavo knows no {min(unknown)!r}; update Octavo where a later one wrote "
+                "the folder"
+            )
+        if not isinstance(weights, str) or not weights.endswith((".safetensors", ".safetensors.index.json")):
+            raise SettingError(f"weights is {shown(weights)}; accepted is the name of a safetensors file or its index")
         if quant_method != METHOD:
             raise SettingError(f"quant_method is {quant_method!r}; an OctavoConfig has '{METHOD}'")
         self.quant_method: Any = METHOD
