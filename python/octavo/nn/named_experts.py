@@ -32,7 +32,8 @@ class SortedExperts(nn.Module):
     def forward(self, inputs: Tensor, expert_size: Sequence[int]) -> Tensor:
         """Return the rows multiplied: ``[rows, in]`` to ``[rows, out]``; ``expert_size``: rows of each expert."""
         parts = inputs.split(expert_size, dim=0)
-        called = [layer(x) for layer, x in zip(self.experts, parts, strict=True) if len(x)]
+        each = torch.compiler.is_compiling()  # a compiled program reads no number of rows
+        called = [layer(x) for layer, x in zip(self.experts, parts, strict=True) if each or len(x)]
         return torch.cat(called) if called else self.experts[0](inputs)
 
 
