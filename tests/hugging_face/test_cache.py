@@ -9,7 +9,7 @@ import torch
 from helpers.architectures import FAMILIES
 from helpers.models import packed, transformer
 
-transformers = pytest.importorskip("transformers", minversion="5.20")
+transformers = pytest.importorskip("transformers", minversion="5.24")
 pytest.importorskip("octavo.transformers")
 from octavo.transformers import QuantizedCache  # noqa: E402
 from octavo.transformers.cache import PackedLayer  # noqa: E402
