@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from helpers.architectures import FAMILIES
+from helpers.architectures import FAMILIES, outputs
 from helpers.models import packed
 from helpers.seven_models import ENCODERS, SEVEN, STATES, in_formats
-from torch.utils._pytree import tree_leaves
 
 pytest.importorskip("transformers")
 
@@ -100,11 +99,6 @@ BROKEN_IN_FLOAT = {"CTRL", "Encodec", "LED", "LongT5", "Longformer", "Mimi", "Nl
 """Their code decides by values of tensors, or has what the compiler does not take, without our layers too."""
 
 
-def outputs(result):
-    """The tensors of a result, without caches."""
-    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in BROKEN_IN_FLOAT])
 def test_every_packed_architecture_that_is_one_graph_in_float_is_one(name):
@@ -112,9 +106,6 @@ def test_every_packed_architecture_that_is_one_graph_in_float_is_one(name):
     torch.manual_seed(0)
     model = packed(make().eval(), "mxint8")
     torch._dynamo.reset()
-    results = []
     with torch.no_grad():
-        for call in (model, torch.compile(model, fullgraph=True, backend="eager")):
-            torch.manual_seed(0)  # for models that draw numbers
-            results.append(outputs(call(**inputs)))
+        results = [outputs(call, inputs) for call in (model, torch.compile(model, fullgraph=True, backend="eager"))]
     assert results[0] and all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*results, strict=True))
