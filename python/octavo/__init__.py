@@ -18,8 +18,9 @@ GPUs                    cuda (info, warmup, prebuild)
 
 Further rooms: data (readers, tokenizers), ops (the torch ops), tensors (formats, packed tensors, files of tensors),
 report (reports of compressions), model_folder, engine, search (sensitivities, allocation), compress (the main job),
-storage. The laboratory is ``octavo.lab``: our own models and questions about formats. Every error is an OctavoError, in
-``octavo.errors``. ``octavo --help`` lists the commands, ARCHITECTURE.md says where everything stands.
+interchange (GGUF files), storage. The laboratory is ``octavo.lab``: our own models and questions about formats. Every
+error is an OctavoError, in ``octavo.errors``. ``octavo --help`` lists the commands, ARCHITECTURE.md says where
+everything stands.
 
 Importing this package loads neither torch nor numpy; they load when a tensor is first touched.
 """
@@ -67,6 +68,7 @@ if _TYPE_CHECKING:
     from octavo import engine as engine
     from octavo import gemm as gemm
     from octavo import graph as graph
+    from octavo import interchange as interchange
     from octavo import lab as lab
     from octavo import linear as linear
     from octavo import lora as lora
@@ -120,8 +122,8 @@ _LAZY = {
 }
 
 _MODULES = (
-    "compress", "cuda", "data", "engine", "gemm", "graph", "lab", "linear", "lora", "model_folder", "nn", "ops",
-    "peft", "prune", "quant", "recipe", "report", "search", "storage", "tensors", "train",
+    "compress", "cuda", "data", "engine", "gemm", "graph", "interchange", "lab", "linear", "lora", "model_folder",
+    "nn", "ops", "peft", "prune", "quant", "recipe", "report", "search", "storage", "tensors", "train",
 )  # fmt: skip
 # Names of 0.1 and what they are now, which warn; they go with the release after this one.
 _FORMER = {

@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from octavo.cli._app import JsonOption
+from octavo.cli._foreign_files import folder_of
 
 DEFAULT_FORMATS = "fp16, mxint8, mxfp8e4m3, mxfp6e2m3, mxint4, mxfp4, nvfp4, nf4, int4:g32"
 
 
 def run(
     path: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="A safetensors file or a Hugging Face model folder.")
+        Path | None, typer.Argument(metavar="FILE", help="A safetensors or GGUF file, or a Hugging Face model folder.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="Instead of FILE: minilm, the model of the extra 'demo'.")
@@ -59,10 +60,11 @@ def run(
     from octavo.tensors.formats import parse_formats
 
     wanted = parse_formats(formats)
-    tensors = Checkpoint.open(path if path is not None else find(model or "")).tensors()
-    names = select(tensors, tensor)
-    with progress("comparing", sum(tensors[name].nbytes for name in names)) as done:
-        compared = compare_formats(tensors, wanted, glob=tensor, scale=scale, progress=done)
+    with folder_of(str(path if path is not None else find(model or "")), packed=False) as place:
+        tensors = Checkpoint.open(place).tensors()
+        names = select(tensors, tensor)
+        with progress("comparing", sum(tensors[name].nbytes for name in names)) as done:
+            compared = compare_formats(tensors, wanted, glob=tensor, scale=scale, progress=done)
     if json:
         timed = [{**comparison_dict(c), "encode_gbps": c.encode_gbps, "decode_gbps": c.decode_gbps} for c in compared]
         print_json(timed)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from octavo.cli._app import ForceOption, JsonOption, check_out, read_recipe, tell_left_behind
+from octavo.cli._foreign_files import folder_of
 from octavo.errors import OctavoError, SettingError
 from octavo.lab.polynomials.shipped import NAME as POLYNOMIALS
 
@@ -20,8 +21,9 @@ def run(
         str,
         typer.Option(
             metavar="MODEL",
-            help="polynomials (the shipped model), minilm, the folder of a model, or package.module:function, which "
-            "returns a model and its batches, and may add a function that evaluates and one that tests.",
+            help="polynomials (the shipped model), minilm, the folder of a model, a GGUF file, or "
+            "package.module:function, which returns a model and its batches, and may add a function that evaluates "
+            "and one that tests.",
         ),
     ] = POLYNOMIALS,
     budget: Annotated[
@@ -157,7 +159,7 @@ def run(
             raise FileNotFoundError(2, "No such file", str(file))
     if train_steps is not None and not train:
         raise SettingError("--train-steps without --train; give both")
-    out = out or Path(f"octavo-{Path(model.rpartition(':')[2]).resolve().name}")
+    out = out or Path(f"octavo-{Path(model.rpartition(':')[2]).resolve().name.removesuffix('.gguf')}")
     journal = out.resolve().parent / f".{out.resolve().name}.compress"
     others, absent = peer_formats() if peers else ([], [])
     options = Options(
@@ -184,10 +186,11 @@ def run(
         journal=journal,
     )
     _check_out(model, out, force=force)
-    job = named_job(model, data, test, lines=lines, reading=Reading(field, samples, tokens, short=fast), untie=untie)
-    with paced_milestones(console(stderr=True)) as tell:
+    reading = Reading(field, samples, tokens, short=fast)
+    with folder_of(model, packed=False) as folder, paced_milestones(console(stderr=True)) as tell:
+        job = named_job(folder, data, test, lines=lines, reading=reading, untie=untie)
         result = run_job(job, options, tell=tell, command=_command())
-    result.save(out, overwrite=force)
+        result.save(out, overwrite=force)
     shutil.rmtree(journal, ignore_errors=True)
     _show(result.report, model, out, json)
 
@@ -200,7 +203,9 @@ def _command() -> str:
 
 def _check_out(model: str, out: Path, *, force: bool) -> None:
     """Refuse an output that is there, or that lies in the input, before the work begins."""
-    if Path(model).is_file():
+    from octavo.interchange.gguf_folder import is_gguf
+
+    if Path(model).is_file() and not is_gguf(model):
         raise OctavoError(f"{model}: a folder with configuration, tokenizer and weights is needed, this is a file")
     check_out(model, out, force=force)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from octavo.cli._app import JsonOption
+from octavo.cli._foreign_files import folder_of
 from octavo.errors import SettingError
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 def run(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="polynomials, minilm, or the folder of a model, packed or not.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="polynomials, minilm, the folder of a model, packed or not, or a GGUF file."
+        ),
     ],
     data: Annotated[
         Path,
@@ -115,7 +119,10 @@ def run(
     if leaks not in ("refuse", "report"):
         raise SettingError(f"--leaks is {leaks!r}; accepted are refuse and report")
     windows = {"context": context, "stride": stride, "tokens": tokens, "leaks": leaks, "guard_calls": guard_calls}
-    found = _measured(model, data, field, against, windows)
+    with ExitStack() as stack:
+        subject = stack.enter_context(folder_of(model, packed=True))
+        other = None if against is None else stack.enter_context(folder_of(against, packed=True))
+        found = _measured(subject, data, field, other, windows)
     if isinstance(found, Measurement):
         _show(found, model, data, against, json)
     else:

@@ -14,14 +14,16 @@ MOST_SHOWN = 200  # characters of a text in the metadata
 
 
 def run(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="A safetensors file, packed or not, or a model folder.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A safetensors file, packed or not, a GGUF file, or a model folder.")
+    ],
     json: JsonOption = False,
 ) -> None:
     """Show what a file holds.
 
     The table has name, format, shape, logical dtype, bytes and bits per element of every tensor, from the header
     alone. Of sparse codes it has the share of zeros and the bytes that dense ones would take. Of a compacted model it
-    has the numbers of heads and neurons.
+    has the numbers of heads and neurons. A GGUF file has the names of its types for formats.
 
     \b
     Examples:
@@ -30,12 +32,18 @@ def run(
     """
     from octavo.display.console import console, print_json, print_table
     from octavo.display.numbers import size
+    from octavo.interchange.gguf import GgufFile
+    from octavo.interchange.gguf_folder import entries_of, is_gguf, metadata_texts
     from octavo.model_folder.model_config import stated_sizes
     from octavo.model_folder.weight_files import Checkpoint
     from octavo.model_folder.weight_tables import entry_dict, entry_table
 
     source = Checkpoint.open(path)
-    entries, metadata, sizes = source.entries(), source.metadata(), stated_sizes(source.folder)
+    if is_gguf(path):
+        file = GgufFile(path)
+        entries, metadata, sizes = entries_of(file), metadata_texts(file), None
+    else:
+        entries, metadata, sizes = source.entries(), source.metadata(), stated_sizes(source.folder)
     nbytes, elements = sum(entry.nbytes for entry in entries), sum(math.prod(entry.shape) for entry in entries)
     bits = 8 * nbytes / max(elements, 1)
     if json:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from octavo.cli._app import ForceOption, JsonOption, OutOption, read_recipe, tell_left_behind
+from octavo.cli._app import ForceOption, JsonOption, OutOption, check_out, read_recipe, tell_left_behind
+from octavo.cli._foreign_files import folder_of
 from octavo.errors import ContainerError, FormatError, ModelError
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ DEFAULT = "mxint8"
 
 
 def run(
-    path: Annotated[Path, typer.Argument(metavar="IN", help="A safetensors file or a Hugging Face model folder.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="IN", help="A safetensors or GGUF file, or a Hugging Face model folder.")
+    ],
     out: OutOption,
     recipe: Annotated[
         str | None,
@@ -44,6 +47,9 @@ def run(
     it. octavo embed and octavo generate run it without torch. octavo unpack decodes it. Weights are read one at a time.
     Where transformers is not installed or does not know the model, its tensors are packed without the model, and the
     output says why. A safetensors file becomes a file of tensors. The output appears whole or not at all.
+
+    Without a recipe, blocks of a GGUF file that a format holds keep their values, and others are decoded to float32;
+    the output says which, and why. With a recipe all are decoded and packed anew.
 
     A recipe is a list of rules separated by ';', or a file NAME.toml. The last rule that matches decides:
 
@@ -80,10 +86,32 @@ def run(
       octavo pack pruned/ -o small/ --recipe int8:g32 --sparse
       octavo pack smollm2/ -o small/ --untie --recipe 'int4:g32; lm_head=int8:g32'
     """
-    from octavo.model_folder.weight_files import PACKED_NAME, Checkpoint, check_target
+    from octavo.interchange.gguf_folder import is_gguf
 
     rules = None if recipe is None else read_recipe(recipe)
-    source = Checkpoint.open(path)
+    if is_gguf(path) and rules is None and not untie:
+        _convert(path, out, sparse=sparse, force=force, dry_run=dry_run, json=json)
+        return
+    with folder_of(str(path), packed=False) as folder:
+        _pack(path, Path(folder), rules, out, sparse=sparse, untie=untie, force=force, dry_run=dry_run, json=json)
+
+
+def _pack(
+    path: Path,
+    folder: Path,
+    rules: Recipe | None,
+    out: Path,
+    *,
+    sparse: bool,
+    untie: bool,
+    force: bool,
+    dry_run: bool,
+    json: bool,
+) -> None:
+    """Pack a folder or a file of tensors; ``path``: what was given, the same or a GGUF file."""
+    from octavo.model_folder.weight_files import PACKED_NAME, Checkpoint, check_target
+
+    source = Checkpoint.open(folder)
     check_target(source, out, PACKED_NAME, force=force)
     if untie and not source.is_folder:
         raise ModelError(f"{path}: --untie is of the folder of a model; a file of tensors has no head")
@@ -95,10 +123,39 @@ def run(
         given = rules if opened.is_packed else rules or read_recipe(DEFAULT)
         done = _pack_model(source, opened, given, out, notes, sparse=sparse, force=force, dry_run=dry_run)
     reports, file = done
+    before = Checkpoint.open(path)
     if json:
-        _print_json(source, reports, file, notes)
+        _print_json(before, reports, file, notes)
     else:
-        _print(source, reports, file, notes, sparse=sparse)
+        _print(before, reports, file, notes, sparse=sparse)
+
+
+def _convert(path: Path, out: Path, *, sparse: bool, force: bool, dry_run: bool, json: bool) -> None:
+    """Write the model of a GGUF file with the formats that hold its blocks."""
+    from octavo.interchange.gguf_folder import Conversion
+    from octavo.model_folder.pack_checkpoint import TensorReport
+    from octavo.model_folder.weight_files import Checkpoint
+
+    if sparse:
+        raise FormatError(f"{path}: --sparse needs a --recipe; carried codes stay as they are")
+    check_out(str(path), out, force=force)
+    conversion = Conversion.open(path, packed=True)
+    file = None if dry_run else conversion.write(out, overwrite=force)
+    reports = []
+    for name, tensor in conversion.tensors.items():
+        origin = conversion.origins[name]
+        shape, reason = tuple(tensor.shape), origin.reason or "plain in the file"
+        reports.append(
+            TensorReport(
+                name, shape, "float32", origin.format, origin.nbytes, tensor.nbytes,
+                reason=None if origin.format else reason,
+            )
+        )  # fmt: skip
+    source = Checkpoint.open(path)
+    if json:
+        _print_json(source, reports, file, conversion.notes)
+    else:
+        _print(source, reports, file, conversion.notes, sparse=False)
 
 
 def _open(source: Checkpoint, notes: list[str], *, untie: bool) -> OpenFolder | None:

@@ -1,7 +1,12 @@
 """Files of other packages: GGUF is read.
 
 :mod:`~octavo.interchange.gguf` parses the file, :mod:`~octavo.interchange.gguf_tensors` gives its tensors, and
-:mod:`~octavo.interchange.gguf_model` its model, by the names in :mod:`~octavo.interchange.gguf_names`. Of ggml's
-blocks, :mod:`~octavo.interchange.ggml_types` lists the types, :mod:`~octavo.interchange.ggml_decode` decodes them, and
+:mod:`~octavo.interchange.gguf_model` its model, by the names in :mod:`~octavo.interchange.gguf_names`;
+:mod:`~octavo.interchange.gguf_folder` writes a model folder. Of ggml's blocks,
+:mod:`~octavo.interchange.ggml_types` lists the types, :mod:`~octavo.interchange.ggml_decode` decodes them, and
 :mod:`~octavo.interchange.ggml_carry` carries them into formats of ours.
 """
+
+from octavo.late_binding import parts_on_demand
+
+__getattr__ = parts_on_demand(__name__, __path__)

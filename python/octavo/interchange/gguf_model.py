@@ -6,7 +6,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from octavo.errors import ContainerError, OctavoWarning
 from octavo.interchange.gguf import GgufFile
 from octavo.interchange.gguf_names import Architecture, Place, architecture_of, place_of
-from octavo.interchange.gguf_tensors import TensorOrigin, factors_of, read_tensor
+from octavo.interchange.gguf_tensors import TensorOrigin, carry_tensor, decode_tensor, factors_of
 from octavo.model_folder.config_limits import build_config
 from octavo.model_folder.hf_loading import foreign, known
 from octavo.model_folder.save_load import fill_packed
@@ -84,15 +84,32 @@ class GgufModel:
         return model
 
     def tensor(self, name: str) -> tuple[Tensor | PackedTensor, TensorOrigin]:
-        """Return a tensor of the file as the model has it, and how it was read."""
-        place = self.places[name]
-        tensor, origin = read_tensor(self.file, name, self._factors.get(name), decode=True)
-        order = place.row_order(len(tensor)) if place.heads else None
-        if order is not None:
-            tensor = _ordered(tensor, order)
-        if place.turned and isinstance(tensor, Tensor):
-            tensor = tensor.t().contiguous()
-        return tensor, origin
+        """Return a tensor of the file as the model has it, carried where a format holds it, and how it was read."""
+        carried, origin = self.carried(name)
+        return self.decoded(name) if carried is None else carried, origin
+
+    def carried(self, name: str) -> tuple[PackedTensor | None, TensorOrigin]:
+        """Return a tensor in a format of ours, None where none holds it or it is plain, and how it is to be read."""
+        tensor, origin = carry_tensor(self.file, name, self._factors.get(name))
+        order = None if tensor is None else self.places[name].row_order(len(tensor))
+        if tensor is None or order is None:
+            return tensor, origin
+        if tensor.ndim < 2:
+            return None, replace(origin, format=None, reason="its blocks run over rows that have another order")
+        return _ordered(tensor, order), origin
+
+    def decoded(self, name: str) -> Tensor:
+        """Return the float32 values of a tensor as the float model has it."""
+        tensor, place = decode_tensor(self.file, name, self._factors.get(name)), self.places[name]
+        order = place.row_order(len(tensor)) if tensor.ndim else None
+        tensor = tensor if order is None else tensor[order]
+        return tensor.t().contiguous() if place.turned else tensor
+
+    @property
+    def positions(self) -> int:
+        """Number of positions that the model has."""
+        positions: int = self.config.get("max_position_embeddings", self.config.get("n_positions", 0))
+        return positions
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape that a tensor has in the float model."""
@@ -181,12 +198,8 @@ def decoded_sentence(origins: Sequence[TensorOrigin]) -> str | None:
     return f"{sum(reasons.values())} of {len(origins)} tensors are decoded to float32: {listed}{more}"
 
 
-def _ordered(tensor: Tensor | PackedTensor, order: Tensor) -> Tensor | PackedTensor:
-    """Return a tensor with its rows in another order; of packed ones every part that has rows."""
-    if isinstance(tensor, Tensor):
-        return tensor[order]
-    if tensor.ndim < 2:  # blocks run over the rows
-        return tensor.decode()[order]
+def _ordered(tensor: PackedTensor, order: Tensor) -> PackedTensor:
+    """Return a packed matrix with its rows in another order."""
     zeros = tensor.zeros[order] if tensor.format.core.has_zeros else tensor.zeros
     return PackedTensor(
         tensor.format, tensor.codes[order], tensor.scales[order], zeros, tensor.levels, shape=tensor.shape,

@@ -127,7 +127,7 @@ def architecture_of(file: GgufFile) -> tuple[Architecture, Fields]:
     if file.metadata.get("split.count", 1) != 1:
         raise ContainerError(
             f"{file.path}: one of {shown(file.metadata['split.count'])} files of a model; merge them by "
-            "llama-gguf-split --merge"
+            "llama-gguf-split of llama.cpp"
         )
     return ARCHITECTURES[name], Fields(file, name)
 

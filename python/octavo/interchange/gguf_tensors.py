@@ -84,26 +84,39 @@ def read_tensor(
     file: GgufFile, name: str, factor_name: str | None, *, decode: bool
 ) -> tuple[Tensor | PackedTensor, TensorOrigin]:
     """Return a tensor and how it was read; ``factor_name``: of :func:`factors_of`. Raises as :func:`load_gguf`."""
-    tensor, data = file.tensors[name], file.read(name)
-    label = f"{file.path}: tensor {shown(name)}"
+    carried, origin = carry_tensor(file, name, factor_name)
+    if carried is not None:
+        return carried, origin
+    if origin.reason is not None and not decode:
+        label = f"{file.path}: tensor {shown(name)} of {origin.type}"
+        raise ContainerError(f"{label}: {origin.reason}; decode=True decodes it to float32")
+    return decode_tensor(file, name, factor_name), origin
+
+
+def carry_tensor(file: GgufFile, name: str, factor_name: str | None) -> tuple[PackedTensor | None, TensorOrigin]:
+    """Return a tensor in a format of ours, None where none holds it or it is plain, and how it is to be read.
+
+    ``factor_name``: of :func:`factors_of`. Raises FormatError for a type without a definition.
+    """
+    tensor = file.tensors[name]
     kind = tensor.type.name
-
-    def origin(format: str | None, reason: str | None) -> TensorOrigin:
-        return TensorOrigin(name, kind, tensor.shape, tensor.nbytes, format, reason)
-
-    if kind in PLAIN:
-        return decode_blocks(data, tensor.type).view(tensor.shape), origin(None, None)
     _check_defined(file, tensor)
-    factor = (
-        1.0 if factor_name is None else decode_blocks(file.read(factor_name), file.tensors[factor_name].type).item()
-    )
-    carried = carry(data, tensor.type, tensor.shape, factor)
-    if isinstance(carried, PackedTensor):
-        return carried, origin(str(carried.format), None)
-    if not decode:
-        raise ContainerError(f"{label} of {kind}: {carried}; decode=True decodes it to float32")
-    values = decode_blocks(data, tensor.type).view(tensor.shape)
-    return values if factor_name is None else values.mul_(factor), origin(None, carried)
+    carried = None if kind in PLAIN else carry(file.read(name), tensor.type, tensor.shape, _factor(file, factor_name))
+    text = str(carried.format) if isinstance(carried, PackedTensor) else None
+    reason = carried if isinstance(carried, str) else None
+    origin = TensorOrigin(name, kind, tensor.shape, tensor.nbytes, text, reason)
+    return carried if isinstance(carried, PackedTensor) else None, origin
+
+
+def decode_tensor(file: GgufFile, name: str, factor_name: str | None) -> Tensor:
+    """Return the float32 values of a tensor. ``factor_name``: of :func:`factors_of`."""
+    tensor = file.tensors[name]
+    values = decode_blocks(file.read(name), tensor.type).view(tensor.shape)
+    return values if factor_name is None else values.mul_(_factor(file, factor_name))
+
+
+def _factor(file: GgufFile, name: str | None) -> float:
+    return 1.0 if name is None else decode_blocks(file.read(name), file.tensors[name].type).item()
 
 
 def factors_of(file: GgufFile) -> dict[str, str]:

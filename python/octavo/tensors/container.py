@@ -65,7 +65,7 @@ _WAYS_OUT = {
     file_kinds.PICKLE: _TORCH_LOAD,
     file_kinds.NPZ: "; in Python, octavo.save(dict(numpy.load({name!r})), 'NAME.safetensors') writes one of them",
     file_kinds.NPY: "; in Python, octavo.save({{'x': numpy.load({name!r})}}, 'NAME.safetensors') writes one of it",
-    file_kinds.GGUF: "; transformers reads it with from_pretrained({folder!r}, gguf_file={file!r})",
+    file_kinds.GGUF: "; in Python, octavo.load_model({name!r}) reads its model",
     file_kinds.LFS_POINTER: "; git lfs pull downloads it",
 }
 #: Stands for the digest of a tensor whose values are not known; digests have one length.
@@ -418,8 +418,7 @@ def _reader(path: str | os.PathLike[str], mmap: bool) -> Any:
         kind = file_kinds.kind_of_file(name)
         if kind is None or kind == file_kinds.SAFETENSORS:
             raise
-        folder, file = os.path.split(name)
-        way_out = _WAYS_OUT.get(kind, "").format(name=name, folder=folder or ".", file=file)
+        way_out = _WAYS_OUT.get(kind, "").format(name=name)
         raise ContainerError(f"{name}: {kind}; {_EXPECTED}{way_out}") from None
 
 

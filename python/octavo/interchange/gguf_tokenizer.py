@@ -1,0 +1,186 @@
+"""Tokenizers of GGUF files as the files that transformers and our engine read.
+
+Source: llama.cpp, ``src/llama-vocab.cpp`` (texts are split as it splits them) and ``convert_hf_to_gguf.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from octavo.interchange.gguf import GgufFile
+from octavo.storage.reading import shown
+
+TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+_PREFIX = "tokenizer.ggml."
+_CONTROL, _USER = 3, 4
+_WORD_START = "▁"
+# Special tokens: as transformers names them, and the key of their number; the misspelling is that of the files.
+_SPECIAL = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+    "sep_token": "seperator_token_id",
+    "cls_token": "cls_token_id",
+    "mask_token": "mask_token_id",
+}
+_LLAMA3 = "|".join(
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
+    )
+)  # fmt: skip
+
+
+def _bytes(*, splits: bool) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": splits}
+
+
+_SPLITS: dict[str, dict[str, Any]] = {
+    "gpt-2": _bytes(splits=True),
+    "smollm": {
+        "type": "Sequence",
+        "pretokenizers": [{"type": "Digits", "individual_digits": True}, _bytes(splits=True)],
+    },
+    "llama-bpe": {
+        "type": "Sequence",
+        "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": _LLAMA3}, "behavior": "Isolated", "invert": False},
+            _bytes(splits=False),
+        ],
+    },
+}
+"""How texts are split before pairs are merged, by ``tokenizer.ggml.pre``."""
+
+
+class _UnreadError(Exception):
+    """Why a tokenizer is not read."""
+
+
+def tokenizer_files(file: GgufFile, positions: int) -> tuple[dict[str, str], str | None]:
+    """Return the texts of a tokenizer's files by their names, or none and why it is not read.
+
+    ``positions``: that the model has.
+    """
+    try:
+        return _files(file.metadata, positions), None
+    except _UnreadError as error:
+        return {}, str(error)
+
+
+def _files(metadata: Mapping[str, Any], positions: int) -> dict[str, str]:
+    model = metadata.get(f"{_PREFIX}model")
+    if model not in ("gpt2", "bert"):
+        raise _UnreadError(f"{_PREFIX}model is {shown(model)}; read are gpt2 and bert")
+    tokens = _texts(metadata, "tokens")
+    if len(set(tokens)) != len(tokens):
+        raise _UnreadError(f"{_PREFIX}tokens has a token twice")
+    kinds = metadata.get(f"{_PREFIX}token_type", [])
+    special = _special(metadata, tokens)
+    parts = _pairs(metadata, tokens) if model == "gpt2" else _words(tokens, special)
+    added = [
+        {
+            "id": number, "content": tokens[number], "single_word": False, "lstrip": False, "rstrip": False,
+            "normalized": False, "special": kind == _CONTROL,
+        }
+        for number, kind in enumerate(kinds[: len(tokens)] if isinstance(kinds, list) else [])
+        if kind in (_CONTROL, _USER)
+    ]  # fmt: skip
+    tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": positions, **special}
+    files = {TOKENIZER: json.dumps(tokenizer, ensure_ascii=False), SETTINGS: json.dumps(settings, ensure_ascii=False)}
+    template = metadata.get("tokenizer.chat_template")
+    return {**files, TEMPLATE: template} if isinstance(template, str) else files
+
+
+def _texts(metadata: Mapping[str, Any], key: str) -> list[str]:
+    texts = metadata.get(f"{_PREFIX}{key}")
+    if not isinstance(texts, list) or not texts or not isinstance(texts[0], str):
+        raise _UnreadError(f"{_PREFIX}{key} is {'missing' if texts is None else 'no list of texts'}")
+    return texts
+
+
+def _special(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, str]:
+    numbers = {name: metadata.get(f"{_PREFIX}{key}") for name, key in _SPECIAL.items()}
+    return {
+        name: tokens[number] for name, number in numbers.items() if type(number) is int and 0 <= number < len(tokens)
+    }
+
+
+def _pairs(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
+    """Byte pairs, as GPT-2 has them."""
+    splits = metadata.get(f"{_PREFIX}pre")
+    if not isinstance(splits, str) or splits not in _SPLITS:
+        raise _UnreadError(f"{_PREFIX}pre is {shown(splits)}; read are {', '.join(_SPLITS)}")
+    merges = [merge.split(" ") for merge in _texts(metadata, "merges")]
+    wrong = next((merge for merge in merges if len(merge) != 2), None)
+    if wrong is not None:
+        raise _UnreadError(f"{_PREFIX}merges has {shown(' '.join(wrong))}, which is no pair")
+    is_llama3 = splits == "llama-bpe"
+    first = metadata.get(f"{_PREFIX}bos_token_id")
+    begins = metadata.get(f"{_PREFIX}add_bos_token", is_llama3) is True and type(first) is int
+    begins = begins and 0 <= first < len(tokens)  # type: ignore[operator] # it is a number
+    return {
+        "normalizer": None,
+        "pre_tokenizer": _SPLITS[splits],
+        "post_processor": _template([tokens[first]] if begins else [], [], tokens),  # type: ignore[index] # a number
+        "decoder": _bytes(splits=True),
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": is_llama3,
+            "vocab": {token: number for number, token in enumerate(tokens)}, "merges": merges,
+        },
+    }  # fmt: skip
+
+
+def _words(tokens: Sequence[str], special: Mapping[str, str]) -> dict[str, Any]:
+    """Pieces of words, as BERT has them; texts lose case and accents, as llama.cpp does it for all such files."""
+    missing = next((name for name in ("cls_token", "sep_token", "unk_token") if name not in special), None)
+    if missing is not None:
+        raise _UnreadError(f"{_PREFIX}{_SPECIAL[missing]} is missing")
+    vocabulary = {_piece(token): number for number, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise _UnreadError(f"{_PREFIX}tokens has a token twice")
+    return {
+        "normalizer": {
+            "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None,
+            "lowercase": True,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": _template([special["cls_token"]], [special["sep_token"]], tokens),
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece", "unk_token": special["unk_token"], "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100, "vocab": vocabulary,
+        },
+    }  # fmt: skip
+
+
+def _piece(token: str) -> str:
+    """Return a piece as WordPiece writes it; files mark those that begin a word, and leave special ones as they are."""
+    if token.startswith(_WORD_START):
+        return token[1:]
+    return token if token.startswith("[") and token.endswith("]") else f"##{token}"
+
+
+def _template(before: Sequence[str], after: Sequence[str], tokens: Sequence[str]) -> dict[str, Any]:
+    """Return the step that puts special tokens around a text, or around two."""
+
+    def token(text: str, number: int) -> dict[str, Any]:
+        return {"SpecialToken": {"id": text, "type_id": number}}
+
+    def text(name: str, number: int) -> dict[str, Any]:
+        return {"Sequence": {"id": name, "type_id": number}}
+
+    single = [*(token(one, 0) for one in before), text("A", 0), *(token(one, 0) for one in after)]
+    second = [text("B", 1), *(token(one, 1) for one in after)]
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, *second],
+        "special_tokens": {
+            one: {"id": one, "ids": [tokens.index(one)], "tokens": [one]} for one in (*before, *after)
+        },
+    }  # fmt: skip
