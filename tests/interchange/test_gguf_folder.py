@@ -1,6 +1,8 @@
 """GGUF files become model folders: the same model, and a tokenizer that gives the ids of the original."""
 
+import itertools
 import json
+import random
 
 import numpy as np
 import octavo
@@ -120,7 +122,7 @@ def test_pieces_of_words_are_those_of_bert(file):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"model": ("str", "llama")}, "tokenizer.ggml.model is 'llama'; read are gpt2 and bert"),
+        ({"model": ("str", "rwkv")}, "tokenizer.ggml.model is 'rwkv'; read are gpt2, llama and bert"),
         ({"model": None}, "tokenizer.ggml.model is None"),
         ({"pre": ("str", "deepseek-llm")}, "tokenizer.ggml.pre is 'deepseek-llm'; read are gpt-2, smollm, llama-bpe"),
         ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
@@ -167,7 +169,7 @@ def test_a_folder_has_the_model_of_its_file(file, tmp_path, kind):
 def test_rows_of_turned_layers_are_decoded_as_the_model_has_them(file):
     model = transformer("GPT2LMHeadModel", width=64, heads=4, inner=96)
     with as_folder(file(file_of(model, "gpt2", lambda name: "F32")), packed=False) as (folder, notes):
-        assert notes == ["no tokenizer: tokenizer.ggml.model is None; read are gpt2 and bert"]
+        assert notes == ["no tokenizer: tokenizer.ggml.model is None; read are gpt2, llama and bert"]
         loaded = octavo.load_model(folder)
         for name, value in model.state_dict().items():
             assert torch.equal(loaded.state_dict()[name], value), name
@@ -188,3 +190,52 @@ def test_a_table_of_contents_names_the_types(file):
         ("w", "Q8_0", "float32", 68, 8.5), ("v", None, "float16", 6, 16.0)
     ]  # fmt: skip
     assert metadata_texts(GgufFile(path)) == {"a": "x", "b": "[1, 2]"}
+
+
+def joined(text, scores):
+    """Pieces of a text by SentencePiece's rule: of all adjacent pairs the one of best score, the first of equals."""
+    pieces = list(f"▁{text}".replace(" ", "▁"))
+    while True:
+        pairs = [(-scores[a + b], i) for i, (a, b) in enumerate(itertools.pairwise(pieces)) if a + b in scores]
+        if not pairs:
+            break
+        at = min(pairs)[1]
+        pieces[at : at + 2] = ["".join(pieces[at : at + 2])]
+    return [
+        piece
+        for one in pieces
+        for piece in ([one] if one in scores else [f"<0x{byte:02X}>" for byte in one.encode()])
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_pieces_of_sentencepiece_are_joined_by_their_scores(file, begins):
+    tokenizers = pytest.importorskip("tokenizers")
+    rng = random.Random(0)
+    words = {"".join(rng.choices("ab▁", k=rng.randrange(2, 6))) for _ in range(60)}
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "▁", *sorted(words)]
+    scores = [0.0] * 259 + [-1e9] * 3 + [-float(number) for number in rng.sample(range(1000), len(words))]
+    keys = [
+        ("tokenizer.ggml.model", "str", "llama"),
+        ("tokenizer.ggml.tokens", "str", tokens),
+        ("tokenizer.ggml.scores", "f32", scores),
+        ("tokenizer.ggml.token_type", "i32", [2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259)),
+        ("tokenizer.ggml.bos_token_id", "u32", 1),
+        ("tokenizer.ggml.eos_token_id", "u32", 2),
+        ("tokenizer.ggml.unknown_token_id", "u32", 0),
+        *([] if begins else [("tokenizer.ggml.add_bos_token", "bool", False)]),
+    ]
+    texts, problem = tokenizer_files(GgufFile(file(gguf(keys))), 32)
+    assert problem is None
+    read, by_token = tokenizers.Tokenizer.from_str(texts["tokenizer.json"]), dict(zip(tokens, scores, strict=True))
+    for length in range(1, 80):
+        text = "".join(rng.choices("abab é", k=length))
+        found = read.encode(text)
+        assert found.tokens == ["<s>"] * begins + joined(text, by_token)
+        assert read.decode(found.ids, skip_special_tokens=True) == text
+    for change in (("scores", None), ("scores", ("f32", [1.0])), ("unknown_token_id", None)):
+        name, value = change
+        kept = [key for key in keys if key[0] != f"tokenizer.ggml.{name}"]
+        kept += [(f"tokenizer.ggml.{name}", *value)] if value else []
+        texts, problem = tokenizer_files(GgufFile(file(gguf(kept))), 32)
+        assert not texts and f"tokenizer.ggml.{name}" in problem

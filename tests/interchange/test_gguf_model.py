@@ -87,6 +87,34 @@ def test_heads_and_biases_of_a_llama_are_its_own(file):
     assert tied.lm_head.weight is tied.model.embed_tokens.weight
 
 
+def with_factors(model, factors, path):
+    entry = ("rope_freqs.weight", 0, (len(factors),), factors.float().numpy().tobytes())
+    path.write_bytes(gguf(metadata(model, "llama"), [entry, *tensors(model, "llama", lambda name: "F32")]))
+    return path
+
+
+def test_rotations_of_llama_3_are_read(tmp_path):
+    """The file has the quotient of plain and scaled frequencies."""
+    scaled = {
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    model, plain = (
+        llama(rope_parameters=scaled),
+        llama(rope_parameters={"rope_type": "default", "rope_theta": 500000.0}),
+    )
+    factors = plain.model.rotary_emb.inv_freq / model.model.rotary_emb.inv_freq
+    assert 1 in factors and 32 in factors and ((factors > 1) & (factors < 32)).any()
+    loaded = octavo.load_model(with_factors(model, factors, tmp_path / "x.gguf"))
+    with torch.no_grad():
+        assert torch.equal(loaded(IDS)[0], model(IDS)[0]) and not torch.equal(loaded(IDS)[0], plain(IDS)[0])
+    for wrong in (factors.flip(0), factors * 1.01, factors[:-1], factors * float("nan"), factors * 0):
+        with pytest.raises(
+            ContainerError, match=r"tensor 'rope_freqs.weight': F32 of shape .* the 8 factors of Llama 3"
+        ):
+            GgufModel.open(with_factors(model, wrong, tmp_path / "x.gguf"))
+
+
 MIXED = {"attn_q": "Q4_0", "ffn_up": "Q4_0", "token_embd": "Q8_0", "ffn_down": "F16"}
 
 
@@ -188,7 +216,7 @@ def test_tensors_that_do_not_fit_are_refused(file, tmp_path):
     path = file(llama(), "llama", leave=("token_embd.weight",))
     with pytest.raises(ContainerError, match=r"tensor 'token_embd.weight' is missing; accepted are matrices"):
         octavo.load_model(path)
-    for name in ("rope_freqs.weight", "blk.0.attn_q.scale", "blk.00.attn_q.weight", "blk.0.ssm.weight"):
+    for name in ("rope_factors_long.weight", "blk.0.attn_q.scale", "blk.00.attn_q.weight", "blk.0.ssm.weight"):
         more = [*tensors(llama(), "llama", lambda name: "Q8_0"), (name, 0, (4,), bytes(16))]
         path.write_bytes(gguf(metadata(llama(), "llama"), more))
         with pytest.raises(ContainerError, match=f"tensor '{name}' has no place in a LlamaForCausalLM"):

@@ -15,10 +15,17 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ContainerError
+from octavo.interchange.ggml_decode import decode
 from octavo.interchange.gguf import GgufFile
 from octavo.storage.reading import shown
 
 _NAME = re.compile(r"(?:blk\.(0|[1-9]\d{0,5})\.)?(\w+)\.(weight|bias)", re.ASCII)
+FACTORS = "rope_freqs.weight"
+"""Tensor of the factors that wave lengths of rotations are multiplied by; it has no place in a model."""
+# Llama 3 was trained on so many positions. Frequencies with fewer turns over them are divided by the largest factor,
+# those with more are kept, and between them the share of both changes.
+_LLAMA3_POSITIONS, _LEAST_TURNS, _MOST_TURNS = 8192, 1.0, 4.0
+_ROUNDING = 1e-4  # factors are computed in float32, and multiplied by up to 4 between the two
 _TOKENS = ("bos", "eos", "padding", "unknown")
 
 
@@ -82,6 +89,7 @@ class Architecture:
     ``model``: the class. ``whole``, ``block``: parts of names in the file to those of transformers. ``config``: makes
     the configuration. ``turned``: parts whose plain weight transformers stores ``[in, out]``. ``heads``: parts whose
     rows are permuted, with the key of their number of heads. ``head``, ``table``: tied where the file has no head.
+    ``has_factors``: a file may have those of rotations.
     """
 
     model: str
@@ -93,6 +101,7 @@ class Architecture:
     heads: Mapping[str, str] = field(default_factory=dict)
     head: str | None = None
     table: str | None = None
+    has_factors: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,10 +184,44 @@ def _llama(fields: Fields) -> dict[str, Any]:
         "head_dim": size,
         "max_position_embeddings": fields.whole("context_length"),
         "rms_norm_eps": fields.real("attention.layer_norm_rms_epsilon"),
-        "rope_parameters": {"rope_type": "default", "rope_theta": fields.real("rope.freq_base", 10000.0)},
+        "rope_parameters": _rotation(fields, size),
         "attention_bias": "blk.0.attn_q.bias" in names,
         "mlp_bias": "blk.0.ffn_up.bias" in names,
         "hidden_act": "silu",
+    }
+
+
+def _rotation(fields: Fields, size: int) -> dict[str, Any]:
+    """Return the parameters of rotations of heads of ``size`` elements: plain, or scaled as in Llama 3.
+
+    A file has the factor of each frequency. Raises ContainerError for factors that Llama 3 does not have.
+    """
+    base = fields.real("rope.freq_base", 10000.0)
+    tensor = fields.file.tensors.get(FACTORS)
+    if tensor is None:
+        return {"rope_type": "default", "rope_theta": base}
+    refusal = ContainerError(
+        f"{fields.file.path}: tensor '{FACTORS}': {tensor.type.name} of shape {list(tensor.shape)}; accepted are the "
+        f"{size // 2} factors of Llama 3 as F32"
+    )
+    if tensor.type.name != "F32" or tensor.shape != (size // 2,):
+        raise refusal
+    factors = decode(fields.file.read(FACTORS), tensor.type).flatten().tolist()
+    largest = max(factors)
+    if not 0 < largest < math.inf:
+        raise refusal
+    for number, factor in enumerate(factors):
+        turns = _LLAMA3_POSITIONS / (2 * math.pi * base ** (2 * number / size))
+        slow = min(max((_MOST_TURNS - turns) / (_MOST_TURNS - _LEAST_TURNS), 0.0), 1.0)
+        if not abs(factor * (slow / largest + 1 - slow) - 1) <= _ROUNDING:
+            raise refusal
+    return {
+        "rope_type": "llama3",
+        "rope_theta": base,
+        "factor": largest,
+        "low_freq_factor": _LEAST_TURNS,
+        "high_freq_factor": _MOST_TURNS,
+        "original_max_position_embeddings": _LLAMA3_POSITIONS,
     }
 
 
@@ -232,6 +275,7 @@ ARCHITECTURES = {
         heads={"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"},
         head="lm_head.weight",
         table="model.embed_tokens.weight",
+        has_factors=True,
     ),
     "gpt2": Architecture(
         model="GPT2LMHeadModel",

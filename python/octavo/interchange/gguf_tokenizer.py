@@ -15,6 +15,8 @@ from octavo.storage.reading import shown
 TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 _PREFIX = "tokenizer.ggml."
 _CONTROL, _USER = 3, 4
+# Squares of the lengths of tokens, summed: characters that are looked at when tokens are split. Llama 2 has 2 million.
+_SPLIT_CHARACTERS = 100_000_000
 _WORD_START = "▁"
 # Special tokens: as transformers names them, and the key of their number; the misspelling is that of the files.
 _SPECIAL = {
@@ -72,14 +74,17 @@ def tokenizer_files(file: GgufFile, positions: int) -> tuple[dict[str, str], str
 
 def _files(metadata: Mapping[str, Any], positions: int) -> dict[str, str]:
     model = metadata.get(f"{_PREFIX}model")
-    if model not in ("gpt2", "bert"):
-        raise _UnreadError(f"{_PREFIX}model is {shown(model)}; read are gpt2 and bert")
+    if model not in ("gpt2", "llama", "bert"):
+        raise _UnreadError(f"{_PREFIX}model is {shown(model)}; read are gpt2, llama and bert")
     tokens = _texts(metadata, "tokens")
     if len(set(tokens)) != len(tokens):
         raise _UnreadError(f"{_PREFIX}tokens has a token twice")
     kinds = metadata.get(f"{_PREFIX}token_type", [])
     special = _special(metadata, tokens)
-    parts = _pairs(metadata, tokens) if model == "gpt2" else _words(tokens, special)
+    if model == "gpt2":
+        parts = _pairs(metadata, tokens)
+    else:
+        parts = _pieces(metadata, tokens, special) if model == "llama" else _words(tokens, special)
     added = [
         {
             "id": number, "content": tokens[number], "single_word": False, "lstrip": False, "rstrip": False,
@@ -119,13 +124,10 @@ def _pairs(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]
     if wrong is not None:
         raise _UnreadError(f"{_PREFIX}merges has {shown(' '.join(wrong))}, which is no pair")
     is_llama3 = splits == "llama-bpe"
-    first = metadata.get(f"{_PREFIX}bos_token_id")
-    begins = metadata.get(f"{_PREFIX}add_bos_token", is_llama3) is True and type(first) is int
-    begins = begins and 0 <= first < len(tokens)  # type: ignore[operator] # it is a number
     return {
         "normalizer": None,
         "pre_tokenizer": _SPLITS[splits],
-        "post_processor": _template([tokens[first]] if begins else [], [], tokens),  # type: ignore[index] # a number
+        "post_processor": _around(metadata, tokens, begins=is_llama3),
         "decoder": _bytes(splits=True),
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
@@ -133,6 +135,65 @@ def _pairs(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]
             "vocab": {token: number for number, token in enumerate(tokens)}, "merges": merges,
         },
     }  # fmt: skip
+
+
+def _pieces(metadata: Mapping[str, Any], tokens: Sequence[str], special: Mapping[str, str]) -> dict[str, Any]:
+    """Pieces of SentencePiece: the adjacent pair whose union has the best score is joined first."""
+    scores = metadata.get(f"{_PREFIX}scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens) or not all(type(one) is float for one in scores):
+        raise _UnreadError(f"{_PREFIX}scores has no number for each token")
+    if "unk_token" not in special:
+        raise _UnreadError(f"{_PREFIX}{_SPECIAL['unk_token']} is missing")
+    spaces: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": _WORD_START}]
+    removals: list[dict[str, Any]] = []
+    if metadata.get(f"{_PREFIX}add_space_prefix", True) is not False:
+        spaces.insert(0, {"type": "Prepend", "prepend": _WORD_START})
+        removals = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": spaces},
+        "pre_tokenizer": None,
+        "post_processor": _around(metadata, tokens, begins=True),
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": _WORD_START}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                *removals,
+            ],
+        },
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": special["unk_token"], "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
+            "vocab": vocabulary, "merges": _merges(vocabulary, scores),
+        },
+    }  # fmt: skip
+
+
+def _merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[list[str]]:
+    """Return the pairs whose union is a token, the best score first."""
+    if sum(len(token) ** 2 for token in vocabulary) > _SPLIT_CHARACTERS:
+        raise _UnreadError(f"{_PREFIX}tokens is too long")
+    pairs = [
+        (-scores[number], number, token[:cut], token[cut:])
+        for token, number in vocabulary.items()
+        for cut in range(1, len(token))
+        if token[:cut] in vocabulary and token[cut:] in vocabulary
+    ]
+    pairs.sort(key=lambda pair: pair[:2])
+    return [[left, right] for *_, left, right in pairs]
+
+
+def _around(metadata: Mapping[str, Any], tokens: Sequence[str], *, begins: bool) -> dict[str, Any]:
+    """Return the step that puts the first and the last token around a text; ``begins``: where the file is silent."""
+    around = []
+    for name, default in (("bos", begins), ("eos", False)):
+        number = metadata.get(f"{_PREFIX}{name}_token_id")
+        wanted = metadata.get(f"{_PREFIX}add_{name}_token", default) is True
+        is_token = type(number) is int and 0 <= number < len(tokens)
+        around.append([tokens[number]] if wanted and is_token else [])  # type: ignore[index] # a number
+    return _template(around[0], around[1], tokens)
 
 
 def _words(tokens: Sequence[str], special: Mapping[str, str]) -> dict[str, Any]:
