@@ -57,6 +57,7 @@ TYPED = {
     "ptq_qat.py": ["unknown family"],
     "weight_files.py": ["give its folder", "give its model"],
     "compression_report.py": ["a page for people"],
+    "cache.py": ["has a scale for a whole tensor"],
 }  # fmt: skip
 """Messages whose advice is typed below, by the name of the file, a part of each."""
 ELSEWHERE = {
@@ -643,3 +644,16 @@ def test_lines_that_other_packages_log_are_left_out_and_others_are_not(caplog):
     finally:
         for name, logger in loggers.items():
             logger.filters[:] = before[name]
+
+
+@pytest.mark.parametrize("text", ["int8", "fixed8", "nvfp4", "int5"])
+def test_a_cache_takes_the_format_that_its_refusal_names(text):
+    pytest.importorskip("transformers", minversion="5.24")
+    from octavo.transformers import QuantizedCache
+
+    with pytest.raises(FormatError) as refusal:
+        QuantizedCache(text)
+    advised = re.findall(r"such as '([^']+)'", str(refusal.value))
+    x = torch.randn(1, 2, 3, 32)
+    keys, _ = QuantizedCache(advised[-1]).update(x, x, 0)
+    assert torch.equal(keys, octavo.quantize(x, advised[-1]))
