@@ -33,7 +33,6 @@ def test_importing_loads_nothing_heavy(code):
         ["--help"],
         ["--version"],
         ["-V"],
-        ["--show-completion", "bash"],
         *([*command.split(), "--help"] for command in COMMANDS),
     ],
 )
