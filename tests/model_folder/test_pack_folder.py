@@ -442,7 +442,8 @@ def test_the_tokenizer_of_another_model_does_not_stay(tmp_path):
     for name in ("tokenizer.json", "notes.txt"):
         (tmp_path / "x" / name).write_text("of another model")
     octavo_command("pack", tmp_path / "m", "-o", tmp_path / "x", "--force")
-    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["config.json", PACKED_NAME, "notes.txt"]
+    names = sorted(path.name for path in (tmp_path / "x").iterdir())
+    assert names == ["README.md", "config.json", PACKED_NAME, "notes.txt"]  # with a model card
 
 
 def test_the_recipe_goes_with_the_model(tmp_path):

@@ -65,7 +65,8 @@ FILES = {
 def test_a_file_of_another_kind_is_named(kind, tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(FILES[kind])
-    for read in (octavo.load, octavo.inspect, octavo.load_model, lambda file: octavo.load(file, mmap=True)):
+    reads = [octavo.load, octavo.inspect, lambda file: octavo.load(file, mmap=True)]
+    for read in reads if "GGUF" in kind else [*reads, octavo.load_model]:  # which reads GGUF
         with pytest.raises(ContainerError, match="expected is a safetensors file") as error:
             read(path)
         assert f"{path}: {kind}; " in str(error.value)

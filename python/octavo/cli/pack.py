@@ -117,6 +117,7 @@ def _pack(
         raise ModelError(f"{path}: --untie is of the folder of a model; a file of tensors has no head")
     notes: list[str] = []
     opened = _open(source, notes, untie=untie) if source.is_folder else None
+    shown = 0 if json else _show(notes)  # before the work
     if opened is None:
         done = _pack_tensors(source, rules or read_recipe(DEFAULT), out, sparse=sparse, force=force, dry_run=dry_run)
     else:
@@ -127,7 +128,7 @@ def _pack(
     if json:
         _print_json(before, reports, file, notes)
     else:
-        _print(before, reports, file, notes, sparse=sparse)
+        _print(before, reports, file, notes[shown:], sparse=sparse)
 
 
 def _convert(path: Path, out: Path, *, sparse: bool, force: bool, dry_run: bool, json: bool) -> None:
@@ -225,6 +226,16 @@ def _refuse_nothing(source: Checkpoint, planned: list[TensorReport], rules: Reci
         )
 
 
+def _show(notes: list[str]) -> int:
+    """Print notes; return their number."""
+    from octavo.display.console import console
+
+    stdout = console()
+    for note in notes:
+        stdout.print(note)
+    return len(notes)
+
+
 def _print(
     source: Checkpoint, reports: list[TensorReport], file: Path | None, notes: list[str], *, sparse: bool
 ) -> None:
@@ -248,8 +259,7 @@ def _print(
         change = f"{ratio:.2f}x smaller" if ratio >= 1 else f"{1 / ratio:.2f}x larger"
         stdout.print(f"on disk: {size(source.nbytes)} -> {size(after)} ({change}): {file}")
         tell_left_behind(source, stdout)
-    for note in notes:
-        stdout.print(note)
+    _show(notes)
 
 
 def _print_json(source: Checkpoint, reports: list[TensorReport], file: Path | None, notes: list[str]) -> None:
