@@ -9,7 +9,8 @@ a model                 Recipe, Rule, quantize_model, pack_model, prune_model, s
 quantizing, further     quant (coverage, prepare_model, freeze_scales, FormatSchedule, smooth_model, gptq), nn, recipe
 seeing a model whole    graph (capture, diff, sparsity, tensor_statistics, Pipeline)
 pruning                 prune (fold_model, compact_model, report, callback, Cubic, Iterative, groups)
-adapters                lora (insert, fuse, commit, save_adapters, load_adapters); of PEFT: peft (prepare, merge)
+adapters                lora (insert, fuse, commit, save_adapters, load_adapters)
+adapters of PEFT        peft (prepare, target_modules, merge)
 training                train (train, TrainConfig, Task)
 measuring, compressing  evaluate, compress_model
 running without torch   TextEncoder, TextGenerator, Sampling
