@@ -10,6 +10,7 @@ import contextlib
 import csv
 import functools
 import importlib
+import importlib.util
 import io
 import json
 import re
@@ -335,7 +336,10 @@ def test_commands_and_options_exist(document):
 
 
 def resolve(path: str) -> object:
-    """Return what a dotted name stands for; modules are imported on the way."""
+    """Return what a dotted name stands for; modules are imported on the way, plug-ins where their package is."""
+    plug_in = path.split(".")[1] if "." in path else ""
+    if plug_in in ("transformers", "peft") and importlib.util.find_spec(plug_in) is None:
+        return None
     found: object = importlib.import_module("octavo")
     walked = "octavo"
     for part in path.split(".")[1:]:

@@ -56,7 +56,7 @@ def read_texts(path: Path | str, *, field: str | None = None, tokenizer: Any = N
     if is_json_lines(path):
         texts = list(_objects(path, field, tokenizer))
     elif field is not None:
-        raise DataError(f"{path}: the field {field!r} is of JSON objects, one a line; name such a file .jsonl")
+        raise DataError(f"{path}: the field {field!r} is of JSON objects, one a line; give a path that ends in .jsonl")
     elif is_table(path):
         return list(read_labelled(path).texts)
     else:

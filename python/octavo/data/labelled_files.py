@@ -54,7 +54,7 @@ def read_labelled(
     """
     path = Path(path)
     if field is not None and not is_json_lines(path):
-        raise DataError(f"{path}: the field {field!r} is of JSON objects, one a line; name such a file .jsonl")
+        raise DataError(f"{path}: the field {field!r} is of JSON objects, one a line; give a path that ends in .jsonl")
     rows = _objects(path, field) if is_json_lines(path) else _columns(path)
     if not rows:
         raise DataError(f"{path}: no labelled text; accepted are {_ACCEPTED}")
