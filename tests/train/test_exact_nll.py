@@ -1,5 +1,6 @@
 """A model that gives its own losses is believed once it has shown that they are its probabilities' own."""
 
+import octavo
 import pytest
 import torch
 from lab.language.gpt.mixer_parts import SmoothedHead
@@ -98,3 +99,25 @@ def test_scores_that_are_not_finite_name_the_weight():
         model.table.weight[:] = torch.nan
     with pytest.raises(NonFiniteError, match=r"'table\.weight' of the Broken holds NaN"):
         exact_nll(model, torch.arange(40) % 8, context=8)
+
+
+def test_a_packed_table_tells_its_vocabulary():
+    from octavo.train.exact_nll import _together
+    from octavo.train.token_windows import vocabulary_of
+
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = nn.Embedding(40_000, 32), nn.Linear(32, 40_000)
+
+        def get_input_embeddings(self):
+            return self.table
+
+        def forward(self, ids):
+            return self.head(self.table(ids))
+
+    packed = octavo.pack_model(octavo.quantize_model(Decoder(), "int4:g32", progress=False))
+    assert vocabulary_of(Decoder()) == vocabulary_of(packed) == 40_000
+    assert _together(packed, 512) == 2 and _together(packed, 16) == 8
+    with pytest.raises(DataError, match="40000"):
+        exact_nll(packed, torch.tensor([1, 2, 40_000]), context=2)

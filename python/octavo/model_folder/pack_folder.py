@@ -94,16 +94,6 @@ class OpenFolder:
         """Bytes of the model's tensors."""
         return sum(tensor.nbytes for tensor in self.found.tensors.values())
 
-    def matrices(self) -> dict[str, Tensor]:
-        """Return the float weights of all layers as they are packed: ``[N, K]``, not read yet."""
-        found: dict[str, Tensor] = {}
-        for name, site in packable(self.model).items():
-            first = self._first(name)
-            weight = self.found.tensors.get(first)
-            if isinstance(weight, Tensor) and site.is_default and first not in found:
-                found[first] = weight.T if site.axis == 0 else weight.flatten(1)
-        return found
-
     def plan(self, recipe: Recipe | None) -> list[TensorReport]:
         """Tell what :meth:`pack` would do, from names and shapes alone. Refuses the recipes that it refuses."""
         formats: dict[str, tuple[str, int]] = {}

@@ -92,7 +92,8 @@ def vocabulary_of(model: Any) -> int | None:
         except NotImplementedError:  # transformers: a model that does not say which of its tables reads ids
             table = None
     config = getattr(model, "config", None)
-    known = table.shape[0] if isinstance(table, Tensor) and table.ndim == 2 else getattr(config, "vocabulary", None)
+    shape = tuple(getattr(table, "shape", ()))  # of a tensor, or of a packed one
+    known = shape[0] if len(shape) == 2 else getattr(config, "vocabulary", None)
     return known if isinstance(known, int) else None
 
 
