@@ -61,6 +61,7 @@ TYPED = {
 }  # fmt: skip
 """Messages whose advice is typed below, by the name of the file, a part of each."""
 ELSEWHERE = {
+    "weight_files.py": ["give the folder of the model"],
     "subject_catalogue.py": ["give --model", "give --length", "give --data FOLDER with"],  # needs a trained run
     "readers.py": ["give --corpus"],
     "kinds.py": ["give --model"],  # needs a trained run: tests/cli/lab/test_study_of_a_folder.py
@@ -68,8 +69,6 @@ ELSEWHERE = {
     "locks.py": ["another process is at work"],  # the option that the caller names
     "records.py": ["is not given; give"],
     "exporting.py": ["give a batch, such as"],
-    "text_models.py": ["give the folder of the model"],
-    "graph_subjects.py": ["give the folder of the model"],
     "granularity.py": ["N:M such as"],
     "speed.py": ["give --processes"],  # needs GPUs
     "config_fields.py": ["is no field to set; give {"],  # options: tests/lab/language/test_config_fields.py

@@ -103,3 +103,26 @@ def test_compress_takes_the_weights_of_a_file(octavo, file, text, tmp_path):
     options = ("--data", text, "--recipe", "int8:g32", "--samples", "4", "--tokens", "16", "--fast")
     octavo("compress", "--model", file, "-o", tmp_path / "out", *options)
     assert str(package.load_model(tmp_path / "out").model.layers[0].mlp.up_proj.weight.format) == "int8:g32"
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["model"]["name"] == str(file)
+
+
+def test_recipe_shows_what_it_does_to_a_file(octavo, file):
+    rows = json.loads(octavo("recipe", "mxint8", "--model", file, "--json").stdout)["rows"]
+    assert any(row["module"].endswith("mlp.up_proj") for row in rows)
+
+
+def test_untied_heads_of_a_file_ask_for_a_recipe(octavo, file, tmp_path):
+    assert "--untie needs a --recipe" in octavo("pack", file, "-o", tmp_path / "out", "--untie", code=2).output
+    octavo("pack", file, "-o", tmp_path / "out", "--untie", "--recipe", "int8:g32")
+    assert not json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"]
+
+
+@pytest.mark.parametrize("command", ["generate {} the", "embed {} the", "graph {}"])
+def test_what_reads_folders_tells_how_to_make_one(octavo, file, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    told = octavo(*command.format(file).split(), code=2).output
+    line = told.partition("octavo ")[2].partition(" writes")[0]
+    assert line == f"pack {file} -o FOLDER"
+    octavo(*line.split())
+    if not command.startswith("embed"):  # of a decoder there is no encoder
+        octavo(*command.format("FOLDER").split())

@@ -35,20 +35,6 @@ def llama(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_packing_takes_the_packed_bytes_and_a_part_of_the_model(llama, tmp_path):
-    from helpers.memory import after_imports, peak_of
-
-    folder, _ = llama
-    status, peak = peak_of(
-        [sys.executable, "-m", "octavo", "pack", str(folder), "--recipe", "int4:g32", "-o", str(tmp_path / "packed")],
-        tmp_path / "log",
-    )
-    assert status == 0, (tmp_path / "log").read_text()[-2000:]
-    packed = (tmp_path / "packed" / "model.octavo.safetensors").stat().st_size
-    assert peak - after_imports() <= packed + 1.5 * GIGABYTE
-
-
-@pytest.mark.slow
 def test_compressing_takes_six_gigabytes(llama, tmp_path):
     from helpers.memory import after_imports, peak_of
 

@@ -33,15 +33,6 @@ METADATA = [
 TENSORS = [("x", 0, (2, 3), bytes(range(24))), ("y.weight", 8, (2, 64), bytes(range(136))), ("s", 0, (), bytes(4))]
 
 
-@pytest.fixture
-def file(tmp_path):
-    def written(data):
-        (tmp_path / "x.gguf").write_bytes(data)
-        return tmp_path / "x.gguf"
-
-    return written
-
-
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("alignment", [32, 8, 4096])
 def test_what_was_written_is_read(file, version, alignment):

@@ -70,15 +70,6 @@ def llama(vocabulary=400):
     )  # fmt: skip
 
 
-@pytest.fixture
-def file(tmp_path):
-    def written(data):
-        (tmp_path / "x.gguf").write_bytes(data)
-        return tmp_path / "x.gguf"
-
-    return written
-
-
 @pytest.mark.parametrize("pre", PATTERNS)
 def test_tokenizers_of_byte_pairs_give_the_ids_of_the_original(file, pre):
     tokenizers = pytest.importorskip("tokenizers")

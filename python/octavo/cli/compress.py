@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -189,6 +190,7 @@ def run(
     reading = Reading(field, samples, tokens, short=fast)
     with folder_of(model, packed=False) as folder, paced_milestones(console(stderr=True)) as tell:
         job = named_job(folder, data, test, lines=lines, reading=reading, untie=untie)
+        job = job if folder == model else replace(job, name=model)  # the folder is a temporary one
         result = run_job(job, options, tell=tell, command=_command())
         result.save(out, overwrite=force)
     shutil.rmtree(journal, ignore_errors=True)

@@ -89,7 +89,9 @@ def run(
     from octavo.interchange.gguf_folder import is_gguf
 
     rules = None if recipe is None else read_recipe(recipe)
-    if is_gguf(path) and rules is None and not untie:
+    if is_gguf(path) and rules is None:
+        if untie:
+            raise ModelError(f"{path}: --untie needs a --recipe; carried blocks stay as they are, and so do ties")
         _convert(path, out, sparse=sparse, force=force, dry_run=dry_run, json=json)
         return
     with folder_of(str(path), packed=False) as folder:

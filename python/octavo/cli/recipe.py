@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from octavo.cli._app import JsonOption, read_recipe
+from octavo.cli._foreign_files import folder_of
 
 
 def run(
     recipe: Annotated[str, typer.Argument(metavar="TEXT|FILE", help="A recipe, or a file NAME.toml that holds one.")],
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FOLDER", help="polynomials, minilm, or a model folder or file: show who gets what."),
+        typer.Option(
+            metavar="NAME|FOLDER",
+            help="polynomials, minilm, a model folder or file, a GGUF file: show who gets what.",
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -56,7 +61,8 @@ def run(
     from octavo.compress.by_name import find
     from octavo.model_folder.explain_folder import explain_folder
 
-    explained = explain_folder(read, find(model))
+    with folder_of(str(find(model)), packed=True) as folder:
+        explained = explain_folder(read, Path(folder))
     if json:
         print(explained.to_json())
     else:

@@ -22,7 +22,7 @@ from octavo.model_folder.infer_structure import skeleton
 from octavo.model_folder.save_load import load_model
 from octavo.model_folder.structure import KEY, float_problem, read_structure
 from octavo.model_folder.subject_registry import subject_of
-from octavo.model_folder.weight_files import Checkpoint, held, layers_of
+from octavo.model_folder.weight_files import Checkpoint, held, layers_of, refuse_file
 
 #: Texts that calibrate unless a pass asks for more.
 _SAMPLES = 512
@@ -150,8 +150,7 @@ def made_by(text: str) -> tuple[Any, ...]:
 
 
 def _of_folder(path: Path, values: bool) -> nn.Module:
-    if path.is_file():
-        raise ModelError(f"{path}: a file of weights; give the folder of the model, {path.parent}")
+    refuse_file(path)
     if values or (held(path) and _is_changed(Checkpoint.open(path))):
         return load_model(path)
     # All on one device: small tables of a skeleton have values.

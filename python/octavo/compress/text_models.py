@@ -17,12 +17,12 @@ from octavo.data.calibration_texts import cut_windows, end_of_text, text_ids, wi
 from octavo.data.file_tensors import MOST_HELD, in_file
 from octavo.data.labelled import Sentences
 from octavo.data.labelled_files import is_json_lines, read_labelled
-from octavo.errors import DataError, ModelError, OctavoError
+from octavo.errors import DataError, OctavoError
 from octavo.model_folder.hf_loading import foreign, load_config, load_tokenizer
 from octavo.model_folder.model_config import own_model
 from octavo.model_folder.save_load import load_model
 from octavo.model_folder.subject_registry import subject_of
-from octavo.model_folder.weight_files import Checkpoint
+from octavo.model_folder.weight_files import Checkpoint, refuse_file
 
 Task = Literal["language", "classifier", "embeddings", "other"]
 
@@ -75,8 +75,7 @@ def open_text_model(given: str) -> TextModel:
     that is none, ModelError for one without a tokenizer, and as ``octavo.load_model``.
     """
     folder = find(given)
-    if folder.is_file():
-        raise ModelError(f"{folder}: a file of weights; give the folder of the model, {folder.parent}")
+    refuse_file(folder)
     Checkpoint.open(folder).verify()
     return text_model(given, folder, widened(load_model(folder, mmap=True)).eval())
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo import _core
-from octavo.errors import ContainerError, DataError, DTypeError, ModelError, SettingError
-from octavo.model_folder.weight_files import PACKED_INDEX, held
-from octavo.storage.files import path_text
+from octavo.engine.native_folder import native_folder
+from octavo.errors import DataError, DTypeError, ModelError, SettingError
 from octavo.storage.reading import shown
 
 if TYPE_CHECKING:
@@ -65,15 +64,7 @@ class TextEncoder:
                 weights of two models; names the file and the field, layer or tensor.
             OSError: as the system gives it.
         """
-        folder = Path(path_text(path))
-        names = held(folder)
-        if len(names) > 1:
-            raise ContainerError(f"{folder}: holds {' and '.join(names)}; keep the one that is meant")
-        if names == [PACKED_INDEX]:
-            raise ContainerError(
-                f"{folder}: its weights are in several files, and the native engine reads one: "
-                f"octavo.save_model(octavo.load_model({str(folder)!r}), 'ONE') writes it"
-            )
+        folder = native_folder(path)
         return cls(_core._Encoder.load(folder), folder)
 
     @property

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from octavo import _core
-from octavo.errors import ContainerError, DataError, DTypeError, RangeError, SettingError
-from octavo.model_folder.weight_files import PACKED_INDEX, held
-from octavo.storage.files import path_text
+from octavo.engine.native_folder import native_folder
+from octavo.errors import DataError, DTypeError, RangeError, SettingError
 from octavo.storage.reading import read_json, shown
 
 if TYPE_CHECKING:
@@ -129,15 +128,7 @@ class TextGenerator:
             DataError: for a tokenizer of more ids than the model has.
             OSError: as the system gives it.
         """
-        folder = Path(path_text(path))
-        names = held(folder)
-        if len(names) > 1:
-            raise ContainerError(f"{folder}: holds {' and '.join(names)}; keep the one that is meant")
-        if names == [PACKED_INDEX]:
-            raise ContainerError(
-                f"{folder}: its weights are in several files, and the native engine reads one: "
-                f"octavo.save_model(octavo.load_model({str(folder)!r}), 'ONE') writes it"
-            )
+        folder = native_folder(path)
         core = _core._Decoder.load(folder)
         tokenizer = _tokenizer(folder)
         if tokenizer is not None and tokenizer.size > core.vocabulary:

@@ -60,8 +60,9 @@ class GgufModel:
     def ties(self) -> dict[str, str]:
         """Names of tensors that are another one, with its name."""
         head, table = self.architecture.head, self.architecture.table
-        tied = head is not None and table is not None and self.config["tie_word_embeddings"]
-        return {head: table} if tied else {}  # type: ignore[dict-item] # None is no tie
+        if head is None or table is None or not self.config["tie_word_embeddings"]:
+            return {}
+        return {head: table}
 
     @cached_property
     def _factors(self) -> dict[str, str]:

@@ -187,12 +187,11 @@ def _merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[list
 
 def _around(metadata: Mapping[str, Any], tokens: Sequence[str], *, begins: bool) -> dict[str, Any]:
     """Return the step that puts the first and the last token around a text; ``begins``: where the file is silent."""
-    around = []
+    around: list[list[str]] = []
     for name, default in (("bos", begins), ("eos", False)):
         number = metadata.get(f"{_PREFIX}{name}_token_id")
-        wanted = metadata.get(f"{_PREFIX}add_{name}_token", default) is True
-        is_token = type(number) is int and 0 <= number < len(tokens)
-        around.append([tokens[number]] if wanted and is_token else [])  # type: ignore[index] # a number
+        wanted = metadata.get(f"{_PREFIX}add_{name}_token", default) is True and not isinstance(number, bool)
+        around.append([tokens[number]] if wanted and isinstance(number, int) and 0 <= number < len(tokens) else [])
     return _template(around[0], around[1], tokens)
 
 

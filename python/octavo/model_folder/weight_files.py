@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.errors import ContainerError
+from octavo.errors import ContainerError, ModelError
 from octavo.model_folder.companion_files import WEIGHTS, belonging, copy_companions, measurements
 from octavo.model_folder.model_card import remove_card
 from octavo.model_folder.quantization_entry import write_entry
-from octavo.storage import folders
+from octavo.storage import file_kinds, folders
 from octavo.storage.reading import INDEX_BYTES, member, parse_json, read_json, shown
 from octavo.tensors import container
 
@@ -161,6 +161,14 @@ def _shards(index: Path) -> list[str]:
     if not names:
         raise ContainerError(f"{index}: weight_map is empty; accepted are tensors with the names of their files")
     return names
+
+
+def refuse_file(path: Path) -> None:
+    """Refuse a file in the place of a model folder. Raises ModelError, which says where the folder is."""
+    if file_kinds.kind_of_file(path) == file_kinds.GGUF:
+        raise ModelError(f"{path}: a GGUF file; octavo pack {path} -o FOLDER writes a folder of its model")
+    if path.is_file():
+        raise ModelError(f"{path}: a file of weights; give the folder of the model, {path.parent}")
 
 
 def check_target(source: Checkpoint, target: Path, weights_name: str, *, force: bool) -> None:

@@ -21,7 +21,8 @@ _PIECE = 1 << 22  # elements of a table that are decoded at once
 def rows_of(layer: nn.Module) -> int:
     """Return the number of rows of a table or head."""
     weight = layer.packed_weight if isinstance(layer, PackedLayer) else layer.weight
-    return len(weight)  # type: ignore[arg-type]
+    assert isinstance(weight, Tensor | PackedTensor)
+    return len(weight)
 
 
 @torch.no_grad()

@@ -55,8 +55,8 @@ class WeightBuffers(FormatLayer):
     def _part(self, name: str) -> Tensor:
         """Return a part of the weight; an empty one is on the device of the codes."""
         held = self._buffers
-        if name in held:
-            return held[name]  # type: ignore[return-value] # it is there
+        if (part := held.get(name)) is not None:
+            return part
         empty: Tensor = getattr(self, name)
         codes = cast("Tensor", held["weight_codes"])
         # Other packages move buffers by their names. Two questions for the CPU, which take less time than the devices.
