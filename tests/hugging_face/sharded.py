@@ -11,9 +11,9 @@ from torch.distributed.fsdp import fully_shard
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from helpers.models import transformer
+from hugging_face.training_steps import texts, train_own, train_whole
 
 RECIPES = {"rounded": "mxint8; type:Linear mxint8 input=mxint8", "learned": "type:Linear int4:channel@lsq"}
-STEPS, TEXTS = 3, 4
 
 
 def model(recipe):
@@ -21,22 +21,11 @@ def model(recipe):
     return octavo.quantize_model(network, RECIPES[recipe], progress=False).train()
 
 
-def texts(step):
-    return torch.randint(3, 50, (TEXTS, 8), generator=torch.Generator().manual_seed(step))
-
-
 def whole(recipe, processes):
-    """Weights after the steps in one process: gradients are the mean of those of each process's texts."""
+    """Weights after the steps in one process."""
     network = model(recipe)
     optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
-    for step in range(STEPS):
-        for part in texts(step).chunk(processes):
-            network(input_ids=part, labels=part).loss.backward()
-        for parameter in network.parameters():
-            if parameter.grad is not None:
-                parameter.grad /= processes
-        optimizer.step()
-        optimizer.zero_grad()
+    train_whole(network, optimizer, processes)
     return network.state_dict()
 
 
@@ -49,11 +38,7 @@ def sharded(recipe):
         fully_shard(layer, mesh=mesh)
     fully_shard(network, mesh=mesh)
     optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
-    for step in range(STEPS):
-        own = texts(step).chunk(processes)[dist.get_rank()]
-        network(input_ids=own, labels=own).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train_own(network, optimizer)
     assert any(hasattr(parameter, "full_tensor") for parameter in network.parameters())
     return {
         name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from helpers.models import packed, transformer
+from hugging_face.training_steps import train_own, train_whole
 
-STEPS, TEXTS = 3, 4
 KINDS = {"ddp": {}, "fsdp": {}, "fsdp dora": {"use_dora": True}}
 
 
@@ -24,10 +24,6 @@ def model(kind):
     config = octavo.peft.prepare(peft.LoraConfig(r=4, target_modules=targets, **KINDS[kind]))
     torch.manual_seed(1)
     return peft.get_peft_model(base, config).train()
-
-
-def texts(step):
-    return torch.randint(3, 50, (TEXTS, 8), generator=torch.Generator().manual_seed(step))
 
 
 def adapters_of(network):
@@ -47,17 +43,10 @@ def optimizer_of(network):
 
 
 def whole(kind, processes):
-    """Adapters after the steps in one process: gradients are the mean of those of each process's texts."""
+    """Adapters after the steps in one process."""
     network = model(kind)
     optimizer = optimizer_of(network)
-    for step in range(STEPS):
-        for part in texts(step).chunk(processes):
-            network(input_ids=part, labels=part).loss.backward()
-        for parameter in network.parameters():
-            if parameter.grad is not None:
-                parameter.grad /= processes
-        optimizer.step()
-        optimizer.zero_grad()
+    train_whole(network, optimizer, processes)
     return adapters_of(network)
 
 
@@ -74,11 +63,7 @@ def shared(kind):
         wrapped = fully_shard(network, mesh=mesh)
         assert all(hasattr(parameter, "full_tensor") for parameter in network.parameters())
     optimizer = optimizer_of(wrapped)
-    for step in range(STEPS):
-        own = texts(step).chunk(processes)[dist.get_rank()]
-        wrapped(input_ids=own, labels=own).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train_own(wrapped, optimizer)
     now = codes_of(network)
     assert now.keys() == codes.keys() and all(torch.equal(now[name], codes[name]) for name in codes)
     return adapters_of(wrapped)
