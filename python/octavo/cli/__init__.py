@@ -9,6 +9,7 @@ from octavo.cli import (
     _process,
     compare,
     compress,
+    convert,
     cuda,
     doctor,
     embed,
@@ -63,6 +64,7 @@ def _octavo(
       octavo compare model.safetensors --formats mxint8,mxfp4,nf4
       octavo recipe 'int4:g32; last:Linear keep' --model polynomials
       octavo embed bert-small/ 'a cat' 'a kitten'      run a packed text encoder
+      octavo convert small/ small.gguf --to gguf      a file of llama.cpp, without rounding again
       octavo inspect small/                     the tensors of a file or folder
       octavo report small/ smaller/             compare two compressions
       octavo prune bert/ -o half/ --sparsity 0.5
@@ -80,6 +82,7 @@ app.command("prune")(prune.run)
 app.command("recipe")(recipe.run)
 app.command("graph")(graph.run)
 app.command("unpack")(unpack.run)
+app.command("convert", no_args_is_help=True)(convert.run)
 app.command("inspect")(inspect.run)
 app.command("compress")(compress.run)
 app.command("report")(report.run)

@@ -1,10 +1,16 @@
-"""Files of other packages: GGUF is read.
+"""Files of other packages: GGUF is read and written.
 
 :mod:`~octavo.interchange.gguf` parses the file, :mod:`~octavo.interchange.gguf_tensors` gives its tensors, and
 :mod:`~octavo.interchange.gguf_model` its model, by the names in :mod:`~octavo.interchange.gguf_names`;
 :mod:`~octavo.interchange.gguf_folder` writes a model folder. Of ggml's blocks,
 :mod:`~octavo.interchange.ggml_types` lists the types, :mod:`~octavo.interchange.ggml_decode` decodes them, and
 :mod:`~octavo.interchange.ggml_carry` carries them into formats of ours.
+
+:mod:`~octavo.interchange.convert` has the table of kinds that are written. :mod:`~octavo.interchange.model_source` gives
+their writers a model, and :mod:`~octavo.interchange.conversion_report` is what they return. Of GGUF,
+:mod:`~octavo.interchange.gguf_write` decides, :mod:`~octavo.interchange.ggml_pack` makes blocks,
+:mod:`~octavo.interchange.gguf_metadata` and :mod:`~octavo.interchange.gguf_tokenizer_keys` the metadata, and
+:mod:`~octavo.interchange.gguf_writer` the file.
 """
 
 from octavo.late_binding import parts_on_demand

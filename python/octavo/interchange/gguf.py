@@ -32,8 +32,10 @@ KEYS, TENSORS, VALUES = 1 << 16, 1 << 17, 4_000_000
 DIMENSIONS, NAME_BYTES = 4, 63
 """Most dimensions of a tensor and bytes of its name, as in ggml."""
 
-_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_BOOL, _STRING, _ARRAY, _UINT32 = 7, 8, 9, 4
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""Types of numbers in metadata, with their codes for :mod:`struct`."""
+UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
+"""Some types of metadata."""
 _LEAST_KEY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8
 
 
@@ -64,6 +66,7 @@ class GgufFile:
         version: 2 or 3.
         alignment: of tensors, in bytes.
         metadata: by key, numbers, booleans, texts, and lists of one kind of them.
+        kinds: by key, the number of the type of the value; of a list that of lists, then that of its elements.
         tensors: by name, in the order of the file.
         nbytes: bytes of the file.
 
@@ -96,6 +99,7 @@ class GgufFile:
         header = _Header(str(self.path), self._map)
         self.version = header.version
         self.metadata = header.metadata
+        self.kinds = header.kinds
         self.alignment = header.alignment
         self.tensors: dict[str, GgufTensor] = header.tensors
 
@@ -137,6 +141,7 @@ class _Header:
         tensors = self.count("tensors", _LEAST_TENSOR, TENSORS)
         keys = self.count("keys", _LEAST_KEY, KEYS)
         self.metadata: dict[str, Any] = {}
+        self.kinds: dict[str, tuple[int, ...]] = {}
         for _ in range(keys):
             self.pair()
         self.alignment = self.metadata.get(ALIGNMENT_KEY, ALIGNMENT)
@@ -187,35 +192,38 @@ class _Header:
             raise self.refused(f"key {shown(key)}: {'appears twice' if key else 'is empty'};", at)
         at = self.at
         kind = self.number("I", f"{shown(key)}: type")
-        if kind == _ARRAY:
-            self.metadata[key] = self.array(key)
+        if kind == ARRAY:
+            element, self.metadata[key] = self.array(key)
+            self.kinds[key] = (ARRAY, element)
         else:
             self.metadata[key] = self.reader(kind, shown(key), at)()
+            self.kinds[key] = (kind,)
         if key == ALIGNMENT_KEY:
             value = self.metadata[key]
-            if kind != _UINT32 or value == 0 or value & (value - 1):
+            if kind != UINT32 or value == 0 or value & (value - 1):
                 raise self.refused(f"{key} is {shown(value)}; accepted are powers of two as uint32;", at)
 
     def reader(self, kind: int, label: str, at: int) -> Callable[[], Any]:
-        if kind == _STRING:
+        if kind == STRING:
             return lambda: self.text(label)
-        if kind not in _NUMBERS:
+        if kind not in NUMBERS:
             raise self.refused(f"{label}: values of type {kind}; accepted are 0 to 12, no arrays in arrays;", at)
         return lambda: self.numbers(kind, 1, label)[0]
 
-    def array(self, key: str) -> list[Any]:
+    def array(self, key: str) -> tuple[int, list[Any]]:
+        """Return the type of the elements of a list, and the list."""
         label, at = shown(key), self.at
         kind = self.number("I", f"{label}: type of elements")
         read = self.reader(kind, label, at)
-        least = 8 if kind == _STRING else struct.calcsize(f"<{_NUMBERS[kind]}")
+        least = 8 if kind == STRING else struct.calcsize(f"<{NUMBERS[kind]}")
         count = self.count(f"elements of {label}", least, VALUES - self.values)
         self.values += count
-        return [read() for _ in range(count)] if kind == _STRING else self.numbers(kind, count, label)
+        return kind, [read() for _ in range(count)] if kind == STRING else self.numbers(kind, count, label)
 
     def numbers(self, kind: int, count: int, label: str) -> list[Any]:
-        code, at = _NUMBERS[kind], self.at
+        code, at = NUMBERS[kind], self.at
         data = self.take(count * struct.calcsize(f"<{code}"), label)
-        if kind == _BOOL and data.strip(b"\0\1"):
+        if kind == BOOL and data.strip(b"\0\1"):
             raise self.refused(f"{label}: a boolean that is neither 0 nor 1; from", at)
         return list(struct.unpack(f"<{count}{code}", data))
 

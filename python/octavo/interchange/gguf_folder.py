@@ -78,7 +78,8 @@ def as_folder(path: str | os.PathLike[str], *, packed: bool) -> Iterator[tuple[P
 class Conversion:
     """A GGUF file as a model folder. ``tensors``: of the folder. ``origins``: of carried and decoded tensors, by name.
 
-    ``files``: texts of the tokenizer's files. ``notes``: what was decoded, and why a tokenizer was not read.
+    ``files``: texts of the tokenizer's files, and of ``gguf.json``. ``notes``: what was decoded, and why a
+    tokenizer was not read.
     """
 
     subject: GgufModel
@@ -96,6 +97,7 @@ class Conversion:
         """
         import torch
 
+        from octavo.interchange.gguf_metadata import NAME, FormerFile
         from octavo.interchange.gguf_model import GgufModel, decoded_sentence
         from octavo.interchange.gguf_tokenizer import tokenizer_files
         from octavo.tensors.container import Deferred
@@ -110,6 +112,8 @@ class Conversion:
             later = Deferred(torch.float32, subject.shape(name), partial(_decode_into, subject, name))
             tensors[place.name] = later if carried is None else carried
         files, problem = tokenizer_files(subject.file, subject.positions)
+        without_place = [name for name in subject.file.tensors if name not in subject.places]
+        files[NAME] = FormerFile.of(subject.file, without_place).text()
         sentences = [decoded_sentence(list(origins.values())), problem and f"no tokenizer: {problem}"]
         return cls(subject, tensors, origins, files, [sentence for sentence in sentences if sentence])
 

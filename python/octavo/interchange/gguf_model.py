@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from octavo.errors import ContainerError, OctavoWarning
 from octavo.interchange.gguf import GgufFile
-from octavo.interchange.gguf_names import FACTORS, Architecture, Place, architecture_of, place_of
+from octavo.interchange.gguf_names import FACTORS, Architecture, Place, architecture_of, config_of, place_of
 from octavo.interchange.gguf_tensors import TensorOrigin, carry_tensor, decode_tensor, factors_of
 from octavo.model_folder.config_limits import build_config
 from octavo.model_folder.hf_loading import foreign, known
@@ -44,7 +44,7 @@ class GgufModel:
         """Read the header of a file. Raises ContainerError for one that is damaged or of no known architecture."""
         file = GgufFile(path)
         architecture, fields = architecture_of(file)
-        config = architecture.config(fields)
+        config = config_of(architecture, fields)
         named = {*factors_of(file).values(), *([FACTORS] if architecture.has_factors else [])}
         places: dict[str, Place] = {}
         for name in file.tensors:

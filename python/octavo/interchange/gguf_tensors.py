@@ -17,7 +17,7 @@ from octavo.storage.arguments import checks_arguments
 from octavo.storage.reading import shown
 from octavo.tensors.packed_tensor import PackedTensor
 
-_WEIGHT, _FACTOR = ".weight", ".scale"
+WEIGHT, FACTOR = ".weight", ".scale"
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def factors_of(file: GgufFile) -> dict[str, str]:
     """
     factors = {}
     for name, tensor in file.tensors.items():
-        factor = file.tensors.get(name.removesuffix(_WEIGHT) + _FACTOR)
-        if tensor.type.name != "NVFP4" or not name.endswith(_WEIGHT) or factor is None:
+        factor = file.tensors.get(name.removesuffix(WEIGHT) + FACTOR)
+        if tensor.type.name != "NVFP4" or not name.endswith(WEIGHT) or factor is None:
             continue
         if factor.type.name != "F32" or factor.elements != 1:
             raise ContainerError(

@@ -13,13 +13,13 @@ from octavo.interchange.gguf import GgufFile
 from octavo.storage.reading import shown
 
 TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-_PREFIX = "tokenizer.ggml."
-_CONTROL, _USER = 3, 4
+PREFIX = "tokenizer.ggml."
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
+"""Kinds of tokens."""
 # Squares of the lengths of tokens, summed: characters that are looked at when tokens are split. Llama 2 has 2 million.
 _SPLIT_CHARACTERS = 100_000_000
-_WORD_START = "▁"
-# Special tokens: as transformers names them, and the key of their number; the misspelling is that of the files.
-_SPECIAL = {
+WORD_START = "▁"
+SPECIAL = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
@@ -28,6 +28,7 @@ _SPECIAL = {
     "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
 }
+"""Special tokens: as transformers names them, and the key of their number; the misspelling is that of the files."""
 _LLAMA3 = "|".join(
     (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*",
@@ -40,7 +41,7 @@ def _bytes(*, splits: bool) -> dict[str, Any]:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": splits}
 
 
-_SPLITS: dict[str, dict[str, Any]] = {
+SPLITS: dict[str, dict[str, Any]] = {
     "gpt-2": _bytes(splits=True),
     "smollm": {
         "type": "Sequence",
@@ -66,20 +67,25 @@ def tokenizer_files(file: GgufFile, positions: int) -> tuple[dict[str, str], str
 
     ``positions``: that the model has.
     """
+    return texts_of(file.metadata, positions)
+
+
+def texts_of(metadata: Mapping[str, Any], positions: int) -> tuple[dict[str, str], str | None]:
+    """Return what :func:`tokenizer_files` does, of metadata by key."""
     try:
-        return _files(file.metadata, positions), None
+        return _files(metadata, positions), None
     except _UnreadError as error:
         return {}, str(error)
 
 
 def _files(metadata: Mapping[str, Any], positions: int) -> dict[str, str]:
-    model = metadata.get(f"{_PREFIX}model")
+    model = metadata.get(f"{PREFIX}model")
     if model not in ("gpt2", "llama", "bert"):
-        raise _UnreadError(f"{_PREFIX}model is {shown(model)}; read are gpt2, llama and bert")
+        raise _UnreadError(f"{PREFIX}model is {shown(model)}; read are gpt2, llama and bert")
     tokens = _texts(metadata, "tokens")
     if len(set(tokens)) != len(tokens):
-        raise _UnreadError(f"{_PREFIX}tokens has a token twice")
-    kinds = metadata.get(f"{_PREFIX}token_type", [])
+        raise _UnreadError(f"{PREFIX}tokens has a token twice")
+    kinds = metadata.get(f"{PREFIX}token_type", [])
     special = _special(metadata, tokens)
     if model == "gpt2":
         parts = _pairs(metadata, tokens)
@@ -88,10 +94,10 @@ def _files(metadata: Mapping[str, Any], positions: int) -> dict[str, str]:
     added = [
         {
             "id": number, "content": tokens[number], "single_word": False, "lstrip": False, "rstrip": False,
-            "normalized": False, "special": kind == _CONTROL,
+            "normalized": False, "special": kind == CONTROL,
         }
         for number, kind in enumerate(kinds[: len(tokens)] if isinstance(kinds, list) else [])
-        if kind in (_CONTROL, _USER)
+        if kind in (CONTROL, USER)
     ]  # fmt: skip
     tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": positions, **special}
@@ -101,14 +107,14 @@ def _files(metadata: Mapping[str, Any], positions: int) -> dict[str, str]:
 
 
 def _texts(metadata: Mapping[str, Any], key: str) -> list[str]:
-    texts = metadata.get(f"{_PREFIX}{key}")
+    texts = metadata.get(f"{PREFIX}{key}")
     if not isinstance(texts, list) or not texts or not isinstance(texts[0], str):
-        raise _UnreadError(f"{_PREFIX}{key} is {'missing' if texts is None else 'no list of texts'}")
+        raise _UnreadError(f"{PREFIX}{key} is {'missing' if texts is None else 'no list of texts'}")
     return texts
 
 
 def _special(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, str]:
-    numbers = {name: metadata.get(f"{_PREFIX}{key}") for name, key in _SPECIAL.items()}
+    numbers = {name: metadata.get(f"{PREFIX}{key}") for name, key in SPECIAL.items()}
     return {
         name: tokens[number] for name, number in numbers.items() if type(number) is int and 0 <= number < len(tokens)
     }
@@ -116,17 +122,17 @@ def _special(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, st
 
 def _pairs(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
     """Byte pairs, as GPT-2 has them."""
-    splits = metadata.get(f"{_PREFIX}pre")
-    if not isinstance(splits, str) or splits not in _SPLITS:
-        raise _UnreadError(f"{_PREFIX}pre is {shown(splits)}; read are {', '.join(_SPLITS)}")
+    splits = metadata.get(f"{PREFIX}pre")
+    if not isinstance(splits, str) or splits not in SPLITS:
+        raise _UnreadError(f"{PREFIX}pre is {shown(splits)}; read are {', '.join(SPLITS)}")
     merges = [merge.split(" ") for merge in _texts(metadata, "merges")]
     wrong = next((merge for merge in merges if len(merge) != 2), None)
     if wrong is not None:
-        raise _UnreadError(f"{_PREFIX}merges has {shown(' '.join(wrong))}, which is no pair")
+        raise _UnreadError(f"{PREFIX}merges has {shown(' '.join(wrong))}, which is no pair")
     is_llama3 = splits == "llama-bpe"
     return {
         "normalizer": None,
-        "pre_tokenizer": _SPLITS[splits],
+        "pre_tokenizer": SPLITS[splits],
         "post_processor": _around(metadata, tokens, begins=is_llama3),
         "decoder": _bytes(splits=True),
         "model": {
@@ -139,15 +145,15 @@ def _pairs(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]
 
 def _pieces(metadata: Mapping[str, Any], tokens: Sequence[str], special: Mapping[str, str]) -> dict[str, Any]:
     """Pieces of SentencePiece: the adjacent pair whose union has the best score is joined first."""
-    scores = metadata.get(f"{_PREFIX}scores")
+    scores = metadata.get(f"{PREFIX}scores")
     if not isinstance(scores, list) or len(scores) != len(tokens) or not all(type(one) is float for one in scores):
-        raise _UnreadError(f"{_PREFIX}scores has no number for each token")
+        raise _UnreadError(f"{PREFIX}scores has no number for each token")
     if "unk_token" not in special:
-        raise _UnreadError(f"{_PREFIX}{_SPECIAL['unk_token']} is missing")
-    spaces: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": _WORD_START}]
+        raise _UnreadError(f"{PREFIX}{SPECIAL['unk_token']} is missing")
+    spaces: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": WORD_START}]
     removals: list[dict[str, Any]] = []
-    if metadata.get(f"{_PREFIX}add_space_prefix", True) is not False:
-        spaces.insert(0, {"type": "Prepend", "prepend": _WORD_START})
+    if metadata.get(f"{PREFIX}add_space_prefix", True) is not False:
+        spaces.insert(0, {"type": "Prepend", "prepend": WORD_START})
         removals = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     return {
@@ -157,7 +163,7 @@ def _pieces(metadata: Mapping[str, Any], tokens: Sequence[str], special: Mapping
         "decoder": {
             "type": "Sequence",
             "decoders": [
-                {"type": "Replace", "pattern": {"String": _WORD_START}, "content": " "},
+                {"type": "Replace", "pattern": {"String": WORD_START}, "content": " "},
                 {"type": "ByteFallback"},
                 {"type": "Fuse"},
                 *removals,
@@ -174,7 +180,7 @@ def _pieces(metadata: Mapping[str, Any], tokens: Sequence[str], special: Mapping
 def _merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[list[str]]:
     """Return the pairs whose union is a token, the best score first."""
     if sum(len(token) ** 2 for token in vocabulary) > _SPLIT_CHARACTERS:
-        raise _UnreadError(f"{_PREFIX}tokens is too long")
+        raise _UnreadError(f"{PREFIX}tokens is too long")
     pairs = [
         (-scores[number], number, token[:cut], token[cut:])
         for token, number in vocabulary.items()
@@ -189,8 +195,8 @@ def _around(metadata: Mapping[str, Any], tokens: Sequence[str], *, begins: bool)
     """Return the step that puts the first and the last token around a text; ``begins``: where the file is silent."""
     around: list[list[str]] = []
     for name, default in (("bos", begins), ("eos", False)):
-        number = metadata.get(f"{_PREFIX}{name}_token_id")
-        wanted = metadata.get(f"{_PREFIX}add_{name}_token", default) is True and not isinstance(number, bool)
+        number = metadata.get(f"{PREFIX}{name}_token_id")
+        wanted = metadata.get(f"{PREFIX}add_{name}_token", default) is True and not isinstance(number, bool)
         around.append([tokens[number]] if wanted and isinstance(number, int) and 0 <= number < len(tokens) else [])
     return _template(around[0], around[1], tokens)
 
@@ -199,10 +205,10 @@ def _words(tokens: Sequence[str], special: Mapping[str, str]) -> dict[str, Any]:
     """Pieces of words, as BERT has them; texts lose case and accents, as llama.cpp does it for all such files."""
     missing = next((name for name in ("cls_token", "sep_token", "unk_token") if name not in special), None)
     if missing is not None:
-        raise _UnreadError(f"{_PREFIX}{_SPECIAL[missing]} is missing")
+        raise _UnreadError(f"{PREFIX}{SPECIAL[missing]} is missing")
     vocabulary = {_piece(token): number for number, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
-        raise _UnreadError(f"{_PREFIX}tokens has a token twice")
+        raise _UnreadError(f"{PREFIX}tokens has a token twice")
     return {
         "normalizer": {
             "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None,
@@ -220,7 +226,7 @@ def _words(tokens: Sequence[str], special: Mapping[str, str]) -> dict[str, Any]:
 
 def _piece(token: str) -> str:
     """Return a piece as WordPiece writes it; files mark those that begin a word, and leave special ones as they are."""
-    if token.startswith(_WORD_START):
+    if token.startswith(WORD_START):
         return token[1:]
     return token if token.startswith("[") and token.endswith("]") else f"##{token}"
 

@@ -1,0 +1,82 @@
+"""Models written as files of other packages: one table of the kinds, each with its writer in a file of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from octavo.errors import FormatError
+from octavo.storage.arguments import checks_arguments
+
+if TYPE_CHECKING:
+    from octavo.interchange.conversion_report import Bar, ConversionReport
+    from octavo.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Files of another package.
+
+    ``about``: in a few words. ``write``: called with source and target, and by name ``recipe``, ``decode``,
+    ``overwrite`` and ``bar``, as :func:`convert` has them.
+    """
+
+    about: str
+    write: Callable[..., ConversionReport]
+
+
+def _gguf(source: Path, target: Path, **options: object) -> ConversionReport:
+    from octavo.interchange.gguf_write import write_gguf
+
+    return write_gguf(source, target, **options)  # type: ignore[arg-type] # options of convert
+
+
+KINDS = {"gguf": Kind("a file of llama.cpp", _gguf)}
+"""Kinds of files that are written, by the names that ``octavo convert --to`` takes."""
+
+
+@checks_arguments
+def convert(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    to: str,
+    *,
+    recipe: str | Recipe | None = None,
+    decode: bool = False,
+    overwrite: bool = False,
+    bar: Bar | None = None,
+) -> ConversionReport:
+    """Write a model as a file or folder of another package: codes and scales are stored in its order.
+
+    Nothing is rounded again. What the kind cannot hold with the same values is refused before anything is written.
+    Tensors are read and written one at a time, and the target appears whole or not at all.
+
+    Args:
+        path: a folder of transformers, a model folder, or a GGUF file.
+        out: file or folder to write.
+        to: kind of the target, a key of :data:`KINDS`.
+        recipe: packs the weights of a float model first, as ``octavo pack``; for programs a text, too.
+        decode: write as floats, with the same values, tensors whose format the kind lacks.
+        overwrite: replace what is there.
+        bar: shows progress.
+
+    Returns:
+        Every tensor with its type in the target, and whether it is exact.
+
+    Raises:
+        FormatError: for another kind, and for tensors that the kind does not hold; names tensor and way out.
+        ModelError: for a model of another class than the kind has.
+        ContainerError: for a damaged source.
+        FileExistsError: for a target that is there, without ``overwrite``.
+    """
+    if to not in KINDS:
+        raise FormatError(f"unknown kind {to!r}; accepted are {', '.join(KINDS)}")
+    rules = None
+    if recipe is not None:
+        from octavo.recipe import Recipe
+
+        rules = Recipe.of(recipe)
+    return KINDS[to].write(Path(path), Path(out), recipe=rules, decode=decode, overwrite=overwrite, bar=bar)

@@ -1,0 +1,396 @@
+"""Blocks of ggml from packed and plain tensors: codes and scales in ggml's order, the inverse of :mod:`ggml_carry`.
+
+Nothing is rounded. A tensor whose codes or scales a type does not hold is refused by :func:`type_for`, with the row and
+the group. Source: ggml, ``ggml-common.h`` (fields of the blocks).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.interchange.ggml_types import TYPES, GgmlType
+from octavo.tensors.formats import Format
+from octavo.tensors.packed_tensor import PackedTensor
+
+_CHUNK = 1 << 18  # elements whose codes are unpacked at once, four bytes each
+_NAMED = {kind.name: kind for kind in TYPES.values()}
+_SPAN = 32  # elements of a block of all types with integers but the ternary ones
+_LEAST_EXPONENT, _MOST_EXPONENT = -24, 15  # of powers of two that are float16
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class NoTypeError(Exception):
+    """Why no type of ggml holds a tensor, or rows of it."""
+
+
+# --- codes of bits, the inverses of ggml_decode -----------------------------------------------------------------------
+
+
+def join_nibbles(codes: Tensor) -> Tensor:
+    """Return ``[..., n]`` codes of 4 bits in ``n / 2`` bytes: the first half below the second."""
+    low, high = codes.chunk(2, -1)
+    return low | high << 4
+
+
+def join_pairs(codes: Tensor) -> Tensor:
+    """Return ``[..., 4, n]`` codes of 2 bits in ``n`` bytes, the first the lowest."""
+    first, second, third, fourth = codes.unbind(-2)
+    return first | second << 2 | third << 4 | fourth << 6
+
+
+def join_bits(bits: Tensor) -> Tensor:
+    """Return ``[..., n, 8]`` bits in ``n`` bytes, the first the lowest."""
+    shifted = bits << torch.arange(8, dtype=torch.uint8)
+    return shifted.sum(-1, dtype=torch.uint8)
+
+
+def join_fives(codes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``[blocks, 32]`` codes of 5 bits as their high bits, 4 bytes, and their low ones, 16 bytes."""
+    return join_bits((codes >> 4).unflatten(1, (4, 8))), join_nibbles(codes & 15)
+
+
+def join_ternary(codes: Tensor) -> Tensor:
+    """Return ``[blocks, 256]`` codes 0, 1, 2 as TQ1_0 has them, in 52 bytes: five digits of base 3 in a byte.
+
+    A byte is the number of the digits over 243, rounded up to parts of 256; the last 4 bytes have four digits.
+    """
+    parts = []
+    for begin, end, width, digits in ((0, 160, 32, 5), (160, 240, 16, 5), (240, 256, 4, 4)):
+        number = torch.zeros(len(codes), width, dtype=torch.int32)
+        for digit in codes[:, begin:end].unflatten(1, (digits, width)).unbind(1):
+            number = 3 * number + digit
+        number *= 3 ** (5 - digits)
+        parts.append(((number * 256 + 242) // 243).to(torch.uint8))
+    return torch.cat(parts, 1)
+
+
+def join_two_bits(codes: Tensor) -> Tensor:
+    """Return ``[blocks, 256]`` codes of 2 bits as TQ2_0 has them, in 64 bytes."""
+    return join_pairs(codes.unflatten(1, (2, 4, 32))).flatten(1)
+
+
+# --- rows of packed tensors as integers -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Some rows of a tensor, ``first`` the number of the first: ``packed``, as a matrix with its groups along rows."""
+
+    packed: PackedTensor
+    first: int
+
+    @property
+    def format(self) -> Format:
+        return self.packed.format
+
+    @property
+    def columns(self) -> int:
+        return self.packed.shape[-1]
+
+    def codes(self) -> Tensor:
+        """Return the codes as bit patterns, uint8 ``[rows, columns]``."""
+        return self.packed.unpack().to(torch.uint8)
+
+    def zeros(self) -> Tensor:
+        """Return the zero points, ``[rows, groups]``."""
+        zeros = self.packed.unpack_zeros()
+        assert zeros is not None  # formats that have them
+        return zeros.expand(len(self.packed), -1) if zeros.ndim == 2 else zeros.expand(len(self.packed), 1)
+
+    def scales(self) -> Tensor:
+        """Return the scales of integers as float16, ``[rows, groups]``. Raises NoTypeError for one that is none."""
+        fmt, scales = self.format, self.packed.scales
+        rows = len(self.packed)
+        if fmt.scale_type is None:
+            exponents = torch.full((rows, 1), _step(fmt))
+        elif fmt.scale_type in ("float16", "float32"):
+            return self._halves(scales.expand(rows, -1) if scales.ndim == 2 else scales.expand(rows, 1))
+        elif fmt.scale_type == "int8":
+            exponents = -(scales if scales.ndim == 2 else scales.expand(rows, 1)).int()
+        else:
+            exponents = scales.int() - 127 - _step(fmt)
+            self.refuse(scales == 255, lambda place: "scale code 255, which is NaN")
+        wrong = (exponents < _LEAST_EXPONENT) | (exponents > _MOST_EXPONENT)
+        self.refuse(wrong, lambda place: f"scale 2^{exponents[place].item()} is no float16")
+        return torch.ldexp(torch.ones(exponents.shape), exponents).half()
+
+    def _halves(self, scales: Tensor) -> Tensor:
+        halves = scales.half()
+        wrong = ~(halves.isfinite() & (halves.float() == scales.float()))
+        self.refuse(wrong, lambda place: f"scale {scales[place].item()} is no finite float16")
+        return halves
+
+    def refuse(self, wrong: Tensor, reason_of: Callable[[tuple[int, int]], str]) -> None:
+        """Refuse the first group that is wrong; ``wrong``: ``[rows, groups]``."""
+        if wrong.any():
+            row, group = (int(one) for one in wrong.nonzero()[0])
+            raise NoTypeError(f"row {self.first + row}, group {group}: {reason_of((row, group))}")
+
+    def integers(self) -> Tensor:
+        """Return the codes as the integers that scales multiply, int16 ``[rows, columns]``."""
+        fmt, codes = self.format, self.packed.unpack().to(torch.int16)
+        if fmt.core.has_zeros:
+            return codes - self.spread(self.zeros().to(torch.int16), 1)
+        if fmt.family == "binary":
+            return 1 - 2 * codes
+        if fmt.family == "bfp":  # sign and magnitude
+            magnitude = codes & (1 << fmt.width - 1) - 1
+            return torch.where(codes >> fmt.width - 1 == 1, -magnitude, magnitude)
+        if _is_unsigned(fmt):
+            return codes
+        return codes - ((codes >> fmt.width - 1) << fmt.width)
+
+    def spread(self, groups: Tensor, span: int) -> Tensor:
+        """Return values of groups, of which the last may be short, as those of ``span`` elements, ``[rows, spans]``."""
+        each = min(self.format.block or self.columns, self.columns) // span
+        return groups.repeat_interleave(each, 1)[:, : self.columns // span]
+
+    def blocks(self, groups: Tensor, span: int) -> Tensor:
+        """Return a value of each group as one of each block of ``span`` elements, ``[rows * blocks, 1]``."""
+        return self.spread(groups, span).reshape(-1, 1)
+
+
+def _is_unsigned(fmt: Format) -> bool:
+    return str(fmt).startswith("ufixed")
+
+
+def _step(fmt: Format) -> int:
+    """Return what is taken off the exponent of a format's scale for its integers, or the exponent of a fixed step."""
+    if fmt.scale_type is None:
+        return int(math.log2(fmt.smallest))  # of fixed; 0 of :unit
+    return fmt.width - 2 if fmt.family == "mxint" else fmt.width - 1
+
+
+def _bytes_of(halves: Tensor) -> Tensor:
+    """Return ``[blocks, 1]`` float16 as ``[blocks, 2]`` bytes."""
+    return halves.contiguous().view(torch.uint8)
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+def _q8_0(rows: _Rows) -> Tensor:
+    codes = rows.integers().to(torch.int8).reshape(-1, _SPAN).view(torch.uint8)
+    return torch.cat([_bytes_of(rows.blocks(rows.scales(), _SPAN)), codes], 1)
+
+
+def _centred(rows: _Rows, zero: int, span: int) -> tuple[Tensor, Tensor]:
+    """Return scales ``[blocks, 1]`` and codes ``[blocks, span]`` around ``zero``.
+
+    The inverse of what :mod:`ggml_carry` does: a zero point one below counts codes of a negative scale from the other
+    end. Without zero points codes are integers, and ``zero`` is added.
+    """
+    scales = rows.blocks(rows.scales(), span)
+    if not rows.format.core.has_zeros:
+        return scales, (rows.integers() + zero).to(torch.uint8).reshape(-1, span)
+    most, zeros = (1 << rows.format.width) - 1, rows.zeros()
+    rows.refuse(
+        (zeros != zero) & (zeros != most - zero),
+        lambda place: f"zero point {zeros[place].item()}; blocks have {zero} or {most - zero}",
+    )
+    turned = rows.blocks(zeros != zero, span)
+    codes = rows.codes().reshape(-1, span)
+    return torch.where(turned, -scales, scales), torch.where(turned, most - codes, codes)
+
+
+def _q4_0(rows: _Rows) -> Tensor:
+    scales, codes = _centred(rows, 8, _SPAN)
+    return torch.cat([_bytes_of(scales), join_nibbles(codes)], 1)
+
+
+def _q5_0(rows: _Rows) -> Tensor:
+    scales, codes = _centred(rows, 16, _SPAN)
+    return torch.cat([_bytes_of(scales), *join_fives(codes)], 1)
+
+
+def _q2_0(rows: _Rows) -> Tensor:
+    scales, codes = _centred(rows, 1, 64)
+    return torch.cat([_bytes_of(scales), join_pairs(codes.unflatten(1, (16, 4)).transpose(1, 2))], 1)
+
+
+def _ternary(rows: _Rows) -> tuple[Tensor, Tensor]:
+    integers = rows.integers()
+    wrong = (integers < -1).unflatten(1, (-1, 256)).any(2)
+    rows.refuse(wrong, lambda place: "code -2, which blocks of -1, 0 and 1 lack")
+    return rows.blocks(rows.scales(), 256), (integers + 1).to(torch.uint8).reshape(-1, 256)
+
+
+def _tq1_0(rows: _Rows) -> Tensor:
+    scales, codes = _ternary(rows)
+    return torch.cat([join_ternary(codes), _bytes_of(scales)], 1)
+
+
+def _tq2_0(rows: _Rows) -> Tensor:
+    scales, codes = _ternary(rows)
+    return torch.cat([join_two_bits(codes), _bytes_of(scales)], 1)
+
+
+def _mxfp4(rows: _Rows) -> Tensor:
+    scales = rows.packed.scales
+    rows.refuse(scales >= 253, lambda place: f"scale code {scales[place].item()}; up to 252 both mean the same")
+    return torch.cat([scales.reshape(-1, 1), join_nibbles(rows.codes().reshape(-1, _SPAN))], 1)
+
+
+def _nvfp4(rows: _Rows) -> Tensor:
+    scales = rows.packed.scales
+    rows.refuse(scales >= 0x7F, lambda place: f"scale code {scales[place].item()}; up to 126 both mean the same")
+    codes = join_nibbles(rows.codes().reshape(-1, 4, 16)).flatten(1)
+    return torch.cat([scales.reshape(-1, 4), codes], 1)
+
+
+_INTEGERS = ("int", "mxint", "bfp", "fixed", "ternary")
+
+
+def _is_integer(most: int) -> Callable[[Format], bool]:
+    """Formats of signed integers of up to ``most`` bits, each times the scale of a group of whole blocks."""
+
+    def takes(fmt: Format) -> bool:
+        if fmt.family == "uint" or _is_unsigned(fmt):
+            return fmt.width < 8 <= most
+        return (fmt.family in _INTEGERS and fmt.width <= most) or (fmt.family == "binary" and fmt.width == 1)
+
+    return takes
+
+
+def _is_named(text: str) -> Callable[[Format], bool]:
+    return lambda fmt: str(fmt) == text
+
+
+def _is_uint(width: int) -> Callable[[Format], bool]:
+    return lambda fmt: fmt.family == "uint" and fmt.width == width
+
+
+def _is_ternary(fmt: Format) -> bool:
+    return fmt.width == 2 and fmt.family in ("int", "ternary")
+
+
+@dataclass(frozen=True)
+class Packer:
+    """A type of ggml, the formats that it holds, and how its blocks are made of rows.
+
+    ``takes``: whether it may hold a format; scales, zero points and codes of a tensor decide then.
+    """
+
+    type: str
+    takes: Callable[[Format], bool]
+    pack: Callable[[_Rows], Tensor]
+
+
+PACKERS = (
+    Packer("MXFP4", _is_named("mxfp4"), _mxfp4),
+    Packer("NVFP4", _is_named("nvfp4"), _nvfp4),
+    Packer("TQ2_0", _is_ternary, _tq2_0),
+    Packer("TQ1_0", _is_ternary, _tq1_0),
+    Packer("Q2_0", _is_uint(2), _q2_0),
+    Packer("Q4_0", _is_uint(4), _q4_0),
+    Packer("Q5_0", _is_uint(5), _q5_0),
+    Packer("Q4_0", _is_integer(4), _q4_0),
+    Packer("Q5_0", _is_integer(5), _q5_0),
+    Packer("Q8_0", _is_integer(8), _q8_0),
+)
+"""Types that hold formats, the first that takes a tensor is written. A format that comes to hold blocks of another type
+(:data:`octavo.interchange.ggml_carry.CARRIERS`) gets its line here."""
+
+
+def type_for(packed: PackedTensor, wanted: str | None = None) -> GgmlType:
+    """Return the type that holds a packed tensor with the same values; ``wanted``: that one, if it does.
+
+    Raises NoTypeError with the reason where none does.
+    """
+    reasons: list[str] = []
+    fmt = packed.format
+    if packed.axis != max(packed.ndim, 1) - 1:
+        raise NoTypeError(f"packed along dimension {packed.axis}; blocks run along the last")
+    rows = [packer for packer in PACKERS if packer.takes(fmt)]
+    for packer in sorted(rows, key=lambda packer: packer.type != wanted):
+        kind = _NAMED[packer.type]
+        try:
+            check_groups(fmt, packed.shape[-1] if packed.shape else 1, kind)
+            for _ in _blocks(packed, packer):
+                pass
+            return kind
+        except NoTypeError as error:
+            reasons.append(str(error))
+    raise NoTypeError(reasons[-1] if reasons else f"no type of ggml holds '{fmt}'")
+
+
+def check_format(fmt: Format, columns: int) -> None:
+    """Refuse a format that no type holds for rows of so many columns, by the format alone. Raises NoTypeError."""
+    reason = f"no type of ggml holds '{fmt}'"
+    for packer in PACKERS:
+        if packer.takes(fmt):
+            try:
+                check_groups(fmt, columns, _NAMED[packer.type])
+                return
+            except NoTypeError as error:
+                reason = str(error)
+    raise NoTypeError(reason)
+
+
+def check_groups(fmt: Format, columns: int, kind: GgmlType) -> None:
+    """Refuse rows and groups that are no whole blocks of a type. Raises NoTypeError."""
+    if columns % kind.elements:
+        raise NoTypeError(f"{columns} columns; {kind.name} has blocks of {kind.elements}")
+    if fmt.granularity == "block" and fmt.block is not None:
+        own = 16 if kind.name == "NVFP4" else kind.elements
+        if fmt.block % own and fmt.block < columns:
+            raise NoTypeError(f"scales for each {fmt.block} elements; {kind.name} has one for {own}")
+
+
+def blocks_of(packed: PackedTensor, kind: GgmlType) -> Iterator[Tensor]:
+    """Yield the blocks of a tensor in ``kind``, which :func:`type_for` gave, as uint8 ``[rows, bytes of a row]``."""
+    packer = next(one for one in PACKERS if one.type == kind.name and one.takes(packed.format))
+    yield from _blocks(packed, packer)
+
+
+def _blocks(packed: PackedTensor, packer: Packer) -> Iterator[Tensor]:
+    columns = packed.shape[-1]
+    matrix = _matrix(packed)
+    step = max(_CHUNK // columns, 1)
+    for first in range(0, len(matrix), step):
+        part = matrix[first : first + step]
+        yield packer.pack(_Rows(part, first)).reshape(len(part), -1)
+
+
+def _matrix(packed: PackedTensor) -> PackedTensor:
+    """Return a tensor with all dimensions but the last in one."""
+    if packed.ndim == 2 and not packed.is_sparse:
+        return packed
+    codes, scales, zeros, levels = packed.parts
+    rows = math.prod(packed.shape[:-1])
+    per_row = packed.format.granularity in ("channel", "block")
+    codes, scales, zeros = (
+        part.reshape(rows, -1) if part is codes or (per_row and part.numel()) else part
+        for part in (codes, scales, zeros)
+    )
+    shape = rows, packed.shape[-1]
+    return PackedTensor(packed.format, codes, scales, zeros, levels, shape=shape, dtype=packed.dtype)
+
+
+# --- floats -----------------------------------------------------------------------------------------------------------
+
+
+def holds(values: Tensor, kind: str) -> bool:
+    """Whether a float type holds every value of a tensor, to the bit."""
+    dtype = _DTYPES[kind]
+    if values.dtype == dtype:
+        return True
+    wide = values.float()
+    back = wide.to(dtype).float()
+    return torch.equal(back.view(torch.int32), wide.view(torch.int32))
+
+
+def smallest_float(values: Tensor) -> str:
+    """Return the smallest float type that holds every value: F16, BF16 or F32."""
+    return next(kind for kind in ("F16", "BF16", "F32") if holds(values, kind))
+
+
+def float_bytes(values: Tensor, kind: str) -> Tensor:
+    """Return the bytes of values in a float type, uint8 ``[rows, bytes of a row]``."""
+    rows = values.to(_DTYPES[kind]).contiguous()
+    return rows.reshape(math.prod(rows.shape[:-1]) if rows.ndim else 1, -1).view(torch.uint8)

@@ -1,0 +1,179 @@
+"""A model as writers of other packages' files take it: tensors of a folder by name, read one at a time.
+
+A folder of transformers, a model folder of ours, or a GGUF file. With a recipe the model is packed first, as
+``octavo pack`` packs it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo.errors import ContainerError, ModelError
+from octavo.interchange.gguf_folder import as_folder, is_gguf
+from octavo.model_folder.features.described_layers import LAYERS
+from octavo.model_folder.features.rewritten_modules import REWRITTEN
+from octavo.model_folder.hf_loading import load_config
+from octavo.model_folder.infer_structure import skeleton
+from octavo.model_folder.model_config import SIZES
+from octavo.model_folder.pack_folder import OpenFolder, save_folder
+from octavo.model_folder.structure import KEY, own_tensors, read_structure
+from octavo.model_folder.tensor_names import Placed
+from octavo.model_folder.weight_files import Checkpoint, check_target, refuse_file
+from octavo.nn.former_names import current_names
+from octavo.nn.registry import simulated_classes
+from octavo.storage import folders
+from octavo.storage.reading import shown
+from octavo.tensors.packed_tensor import PackedTensor
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from octavo.interchange.conversion_report import Bar
+    from octavo.model_folder.pack_checkpoint import TensorReport
+    from octavo.recipe import Recipe
+
+    Check = Callable[[str, Sequence[TensorReport], Mapping[str, Any]], None]
+    """Refuses what a recipe would give tensors, before they are packed: called with the class of the model, the plan
+    and the configuration."""
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model whose tensors are mapped, and read when they are touched.
+
+    ``path``: as it was given. ``folder``: that its files lie in. ``model``: name of its class. ``config``: the values
+    of transformers' configuration. ``tensors``: by their names in the class; those of tied parameters once. ``ties``:
+    further names, and the tensor that each is. ``layers``: what the file says of packed layers, by path
+    (FORMATS.md section 5). ``reports``: of what a recipe packed. ``notes``: what of the model is not among the tensors.
+    """
+
+    path: Path
+    folder: Path
+    model: str
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Placed]
+    ties: Mapping[str, str]
+    layers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    reports: Sequence[TensorReport] = ()
+    notes: Sequence[str] = ()
+
+
+@contextmanager
+def model_source(
+    path: str | os.PathLike[str], *, recipe: Recipe | None = None, check: Check | None = None, bar: Bar | None = None
+) -> Iterator[ModelSource]:
+    """Give the model of a folder or GGUF file, packed by ``recipe`` where one is given.
+
+    ``check``: called with the plan of a recipe before anything is packed. ``bar``: shows the packing.
+
+    Raises ModelError and ContainerError as :func:`octavo.load_model`, FormatError as :func:`octavo.quantize_model`.
+    """
+    path = Path(path)
+    if is_gguf(path):
+        with as_folder(path, packed=recipe is None) as (folder, notes), _of_folder(folder, recipe, check, bar) as found:
+            yield replace(found, path=path, notes=[*notes, *found.notes])
+    else:
+        refuse_file(path)
+        with _of_folder(path, recipe, check, bar) as found:
+            yield found
+
+
+@contextmanager
+def _of_folder(path: Path, recipe: Recipe | None, check: Check | None, bar: Bar | None) -> Iterator[ModelSource]:
+    source = Checkpoint.open(path)
+    if recipe is None:
+        yield _described(source, path) if KEY in source.metadata() else _plain(source)
+        return
+    opened = OpenFolder.open(source)
+    planned = opened.plan(recipe)
+    if check is not None:
+        check(type(opened.model).__name__, planned, load_config(path)[0].to_dict())
+    with folders.scratch() as place:
+        folder = place / path.name
+        check_target(source, folder, "", force=False)
+        if bar is None:
+            packed = opened.pack(recipe)
+        else:
+            with bar("packing", opened.nbytes) as done:
+                packed = opened.pack(recipe, progress=done)
+        save_folder(source, folder, packed.model, force=False)
+        reports, left_out = packed.reports, packed.left_out
+        del packed, opened
+        found = _described(Checkpoint.open(folder), path)
+        yield replace(found, reports=reports, notes=[*found.notes, *_left_out(left_out, found.model)])
+
+
+def _described(source: Checkpoint, path: Path) -> ModelSource:
+    """Return the model of a file that describes it, such as :func:`octavo.save_model` writes."""
+    source.verify()
+    text = source.metadata()[KEY]
+    structure = read_structure(source.files[0], text)
+    config = load_config(source.folder)[0].to_dict()
+    layers = structure[LAYERS.key]
+    simulated = next((name for name, record in layers.items() if record.get("class") in simulated_classes()), None)
+    if simulated is not None:
+        raise ModelError(
+            f"{path}: {shown(simulated)} is a simulated layer; octavo.pack_model packs what octavo.load_model reads, "
+            "octavo.save_model writes it"
+        )
+    if structure.get(REWRITTEN.key) or config.get(SIZES):
+        what = "parameters that are layers in the file" if structure.get(REWRITTEN.key) else "compacted layers"
+        raise ModelError(f"{path}: has {what}; other packages' files hold models of unchanged classes")
+    own = own_tensors(source.files[0], text)
+    tensors = {
+        name: tensor
+        for name, tensor in current_names(source.tensors()).items()
+        if name not in own and not name.rpartition(".")[0].rpartition(".")[2].endswith("_quantizer")
+    }
+    _check_shapes(path, skeleton(source.folder), tensors, structure["ties"], layers)
+    rounded = sum(any(role in record for role in ("input", "output")) for record in layers.values())
+    notes = [f"formats of inputs and outputs are left out; {rounded} layers have some"] if rounded else []
+    return ModelSource(path, source.folder, structure["class"], config, tensors, structure["ties"], layers, notes=notes)
+
+
+def _plain(source: Checkpoint) -> ModelSource:
+    """Return the model of a folder of transformers."""
+    opened = OpenFolder.open(source)
+    model, found = type(opened.model).__name__, opened.found
+    _check_shapes(source.path, opened.model, found.tensors, found.ties, {})
+    config = load_config(source.folder)[0].to_dict()
+    return ModelSource(
+        source.path, source.folder, model, config, found.tensors, found.ties, notes=_left_out(found.left_out, model)
+    )
+
+
+def _check_shapes(
+    path: Path,
+    model: nn.Module,
+    tensors: Mapping[str, Placed],
+    ties: Mapping[str, str],
+    layers: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Refuse tensors of other shapes than the configuration says, and missing ones. Raises ContainerError."""
+    state = model.state_dict(keep_vars=True)
+    for name, value in state.items():
+        found = tensors.get(ties.get(name, name))
+        if found is None:
+            if name in dict(model.named_parameters(remove_duplicate=False)):
+                raise ContainerError(f"{path}: {name} is missing; the configuration asks for it")
+            continue
+        shape = tuple(value.shape)
+        is_turned = (
+            isinstance(found, PackedTensor) and layers.get(name.rpartition(".")[0], {}).get("transposed") is True
+        )
+        fits = math.prod(found.shape) == math.prod(shape) if len(shape) > 2 else tuple(found.shape) == shape
+        if not (tuple(found.shape) == shape[::-1] if is_turned else fits):
+            raise ContainerError(f"{path}: {name} has shape {tuple(found.shape)}; by the configuration it is {shape}")
+
+
+def _left_out(names: Sequence[str], model: str) -> list[str]:
+    if not names:
+        return []
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return [f"left out, for a {model} has no place for them: {', '.join(names[:3])}{more}"]
