@@ -86,7 +86,7 @@ def _print(path: Path, report: ConversionReport) -> None:
     for tensor in report.tensors:
         rows.add_row(
             tensor.name,
-            tensor.given,
+            tensor.origin,
             tensor.type,
             shape_text(tensor.shape),
             f"{tensor.nbytes:,}",

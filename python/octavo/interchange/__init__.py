@@ -6,11 +6,11 @@
 :mod:`~octavo.interchange.ggml_types` lists the types, :mod:`~octavo.interchange.ggml_decode` decodes them, and
 :mod:`~octavo.interchange.ggml_carry` carries them into formats of ours.
 
-:mod:`~octavo.interchange.convert` has the table of kinds that are written. :mod:`~octavo.interchange.model_source` gives
-their writers a model, and :mod:`~octavo.interchange.conversion_report` is what they return. Of GGUF,
-:mod:`~octavo.interchange.gguf_write` decides, :mod:`~octavo.interchange.ggml_pack` makes blocks,
-:mod:`~octavo.interchange.gguf_metadata` and :mod:`~octavo.interchange.gguf_tokenizer_keys` the metadata, and
-:mod:`~octavo.interchange.gguf_writer` the file.
+:mod:`~octavo.interchange.convert` has the table of kinds that are written.
+:mod:`~octavo.interchange.model_source` gives their writers a model, and
+:mod:`~octavo.interchange.conversion_report` is what they return. Of GGUF, :mod:`~octavo.interchange.gguf_write`
+decides, :mod:`~octavo.interchange.ggml_pack` makes blocks, :mod:`~octavo.interchange.gguf_metadata` and
+:mod:`~octavo.interchange.gguf_tokenizer_keys` the metadata, and :mod:`~octavo.interchange.gguf_writer` the file.
 """
 
 from octavo.late_binding import parts_on_demand

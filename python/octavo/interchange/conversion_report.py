@@ -19,14 +19,14 @@ Bar: TypeAlias = Callable[[str, int], AbstractContextManager[Progress]]
 class WrittenTensor:
     """A tensor of a file that was written.
 
-    ``name``: in the target. ``source``: its name in the model. ``given``: format or dtype there. ``type``: in the
+    ``name``: in the target. ``source``: its name in the model. ``origin``: format or dtype there. ``type``: in the
     target. ``exact``: whether its values, or codes and scales, are those of the model. ``note``: what was done beyond
     another order of the same bits, or why it is not exact.
     """
 
     name: str
     source: str
-    given: str
+    origin: str
     type: str
     shape: tuple[int, ...]
     nbytes: int
@@ -58,7 +58,7 @@ class ConversionReport:
                 {
                     "name": tensor.name,
                     "source": tensor.source,
-                    "given": tensor.given,
+                    "from": tensor.origin,
                     "type": tensor.type,
                     "shape": list(tensor.shape),
                     "bytes": tensor.nbytes,

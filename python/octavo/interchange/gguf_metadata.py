@@ -109,11 +109,11 @@ def typed(file: GgufFile) -> dict[str, Typed]:
 
 def alignment_of(metadata: Mapping[str, Typed]) -> int:
     """Return the alignment that metadata ask for. Raises ContainerError for one that is no power of two."""
-    given = metadata.get(ALIGNMENT_KEY)
-    if given is None:
+    entry = metadata.get(ALIGNMENT_KEY)
+    if entry is None:
         return ALIGNMENT
-    value = given.value
-    if given.kind != (UINT32,) or value < 1 or value & (value - 1):
+    value = entry.value
+    if entry.kind != (UINT32,) or value < 1 or value & (value - 1):
         raise ContainerError(f"{ALIGNMENT_KEY} is {shown(value)}; accepted are powers of two as uint32")
     return int(value)
 
@@ -156,18 +156,18 @@ class FormerFile:
         path = folder / NAME
         if not path.exists():
             return None
-        found = parse_json(read_text(path, VOCABULARY_BYTES), str(path), most=_JSON_VALUES)
+        content = parse_json(read_text(path, VOCABULARY_BYTES), str(path), most=_JSON_VALUES)
         try:
-            return cls._of_json(found, str(path))
+            return cls._of_json(content, str(path))
         except ContainerError as error:
             raise ContainerError(f"{error}; remove the file to write the model with new metadata") from None
 
     @classmethod
-    def _of_json(cls, found: Mapping[str, Any], label: str) -> FormerFile:
-        if found.get("version") != _VERSION:
-            raise ContainerError(f"{label}: version is {shown(found.get('version'))}; this Octavo reads {_VERSION}")
+    def _of_json(cls, content: Mapping[str, Any], label: str) -> FormerFile:
+        if content.get("version") != _VERSION:
+            raise ContainerError(f"{label}: version is {shown(content.get('version'))}; this Octavo reads {_VERSION}")
         metadata: dict[str, Typed] = {}
-        for entry in member(found, "metadata", list, label):
+        for entry in member(content, "metadata", list, label):
             if not (isinstance(entry, list) and len(entry) == 3 and isinstance(entry[0], str) and entry[0]):
                 raise ContainerError(f"{label}: metadata has {shown(entry)}; accepted are lists of key, type and value")
             key, kind, value = entry
@@ -175,15 +175,15 @@ class FormerFile:
                 raise ContainerError(f"{label}: key {shown(key)} appears twice")
             metadata[key] = _value(kind, value, f"{label}: {shown(key)}")
         alignment_of(metadata)
-        types = member(found, "tensors", dict, label)
+        types = member(content, "tensors", dict, label)
         wrong = next((name for name, kind in types.items() if not isinstance(kind, str) or kind not in TYPE_OF), None)
         if wrong is not None:
             raise ContainerError(
                 f"{label}: tensor {shown(wrong)} is of {shown(types[wrong])}; accepted are ggml's types"
             )
         extra = {
-            name: _extra(given, f"{label}: tensor {shown(name)}")
-            for name, given in member(found, "extra", dict, label).items()
+            name: _extra(entry, f"{label}: tensor {shown(name)}")
+            for name, entry in member(content, "extra", dict, label).items()
         }
         return cls(metadata, types, extra)
 
@@ -204,13 +204,13 @@ class FormerFile:
         )
 
 
-def _plain(given: Typed) -> Any:
+def _plain(entry: Typed) -> Any:
     """Return a value as JSON has it: floats that JSON lacks are texts."""
-    if NUMBERS.get(given.kind[-1], "") not in _FLOATS:
-        return given.value
-    if given.kind[0] == ARRAY:
-        return [one if math.isfinite(one) else str(one) for one in given.value]
-    return given.value if math.isfinite(given.value) else str(given.value)
+    if NUMBERS.get(entry.kind[-1], "") not in _FLOATS:
+        return entry.value
+    if entry.kind[0] == ARRAY:
+        return [one if math.isfinite(one) else str(one) for one in entry.value]
+    return entry.value if math.isfinite(entry.value) else str(entry.value)
 
 
 def _value(kind: Any, value: Any, label: str) -> Typed:
@@ -233,19 +233,19 @@ def _value(kind: Any, value: Any, label: str) -> Typed:
         accepted = (str,) if not code else (bool,) if kind[-1] == BOOL else (int,)
     if not all(type(one) in accepted for one in values):
         raise refusal
-    made = Typed(tuple(kind), values if is_list else values[0])
+    result = Typed(tuple(kind), values if is_list else values[0])
     try:
-        made.data("")
+        result.data("")
     except ContainerError:
         raise refusal from None
-    return made
+    return result
 
 
-def _extra(given: Any, label: str) -> tuple[tuple[int, ...], bytes]:
-    refusal = ContainerError(f"{label}: {shown(given)}; accepted are a shape and its numbers")
-    if not isinstance(given, dict) or set(given) != {"shape", "float32"}:
+def _extra(entry: Any, label: str) -> tuple[tuple[int, ...], bytes]:
+    refusal = ContainerError(f"{label}: {shown(entry)}; accepted are a shape and its numbers")
+    if not isinstance(entry, dict) or set(entry) != {"shape", "float32"}:
         raise refusal
-    shape, values = given["shape"], given["float32"]
+    shape, values = entry["shape"], entry["float32"]
     if not isinstance(shape, list) or not isinstance(values, list) or any(type(one) is not int for one in shape):
         raise refusal
     if any(type(one) not in (int, float) for one in values) or 4 * len(values) > _MOST_EXTRA:

@@ -233,8 +233,8 @@ def config_of(architecture: Architecture, fields: Fields) -> dict[str, Any]:
 def keys_of(architecture: Architecture, config: Config) -> Keys:
     """Return the metadata that a configuration of transformers is. Raises ModelError for what a file cannot say."""
     rest = architecture.keys(config)
-    told = rest.needed.keys() | rest.customary.keys()
-    numbers = {key: u32(config.whole(ours)) for key, ours in architecture.numbers.items() if key not in told}
+    others = rest.needed.keys() | rest.customary.keys()
+    numbers = {key: u32(config.whole(ours)) for key, ours in architecture.numbers.items() if key not in others}
     reals = {key: f32(config.real(ours)) for key, ours in architecture.reals.items()}
     return Keys({**numbers, **reals, **rest.needed}, rest.customary)
 
@@ -409,8 +409,8 @@ def _gpt2_keys(config: Config) -> Keys:
     config.only("scale_attn_by_inverse_layer_idx", False)
     config.only("scale_attn_weights", True)
     config.only("add_cross_attention", False)
-    given = config.values.get("n_inner")
-    inner = 4 * config.whole("n_embd") if given is None else config.whole("n_inner")
+    inner = config.values.get("n_inner")
+    inner = 4 * config.whole("n_embd") if inner is None else config.whole("n_inner")
     return Keys({"feed_forward_length": u32(inner)}, {})
 
 

@@ -71,17 +71,17 @@ def same_tokenizer(folder: Path, metadata: Mapping[str, Typed], positions: int) 
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = parse_json(
+    content: dict[str, Any] = parse_json(
         read_text(folder / name, VOCABULARY_BYTES), str(folder / name), finite=False, most=_JSON_VALUES
     )
-    return found
+    return content
 
 
 def _template(folder: Path) -> str | None:
     if (folder / TEMPLATE).exists():
         return read_text(folder / TEMPLATE, CONFIG_BYTES)
-    given = _json(folder, SETTINGS).get("chat_template") if (folder / SETTINGS).exists() else None
-    return given if isinstance(given, str) else None
+    setting = _json(folder, SETTINGS).get("chat_template") if (folder / SETTINGS).exists() else None
+    return setting if isinstance(setting, str) else None
 
 
 def _keys(folder: Path, rows: int, config: Mapping[str, Any]) -> dict[str, Typed]:
@@ -160,24 +160,24 @@ def _tokens(vocabulary: Mapping[str, int], rows: int) -> list[str | None]:
 def _special(settings: Mapping[str, Any], tokens: Sequence[str], config: Mapping[str, Any]) -> dict[str, int]:
     """Return the numbers of special tokens by their keys."""
     places = {token: number for number, token in enumerate(tokens)}
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for name, key in SPECIAL.items():
-        given = settings.get(name)
-        content = given.get("content") if isinstance(given, dict) else given
+        setting = settings.get(name)
+        content = setting.get("content") if isinstance(setting, dict) else setting
         number = places.get(content) if isinstance(content, str) else config.get(f"{name}_id")
         number = number[0] if isinstance(number, list) and number else number
         if type(number) is int and 0 <= number < len(tokens):
-            found[key] = number
-    return found
+            numbers[key] = number
+    return numbers
 
 
 def _split_name(tokenizer: Mapping[str, Any]) -> str:
     """Return the name by which llama.cpp knows how a tokenizer splits texts."""
     if tokenizer.get("normalizer") is not None:
         raise _UnwrittenError("it changes texts before they are split, which llama.cpp does not")
-    given, ignores = _plain_splits(tokenizer.get("pre_tokenizer")), bool(tokenizer["model"].get("ignore_merges"))
+    own, ignores = _plain_splits(tokenizer.get("pre_tokenizer")), bool(tokenizer["model"].get("ignore_merges"))
     for name, splits in SPLITS.items():
-        if _plain_splits(splits) == given and ignores == (name == "llama-bpe"):
+        if _plain_splits(splits) == own and ignores == (name == "llama-bpe"):
             return name
     raise _UnwrittenError(f"llama.cpp has no name for how it splits texts; written are {', '.join(SPLITS)}")
 
@@ -238,11 +238,11 @@ def _around(processor: Any, kind: str, tokens: Sequence[str], special: Mapping[s
             )
         return {}
     keys = {}
-    for name, found in (("bos", before), ("eos", after)):
+    for name, ends in (("bos", before), ("eos", after)):
         number = special.get(f"{name}_token_id")
-        if found and found != ([] if number is None else [tokens[number]]):
-            raise _UnwrittenError(f"it puts {shown(found)} around a text, which is no {name}_token")
-        keys[f"{PREFIX}add_{name}_token"] = flag(bool(found))
+        if ends and ends != ([] if number is None else [tokens[number]]):
+            raise _UnwrittenError(f"it puts {shown(ends)} around a text, which is no {name}_token")
+        keys[f"{PREFIX}add_{name}_token"] = flag(bool(ends))
     return keys
 
 

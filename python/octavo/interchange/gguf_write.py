@@ -93,8 +93,8 @@ def write_gguf(
     if recipe is None and is_gguf(source):
         return _copy(GgufFile(source), target, bar)
     check = partial(_check_plan, source, decode)
-    with model_source(source, recipe=recipe, check=check, bar=bar) as found:
-        return _write(found, target, decode, bar)
+    with model_source(source, recipe=recipe, check=check, bar=bar) as model:
+        return _write(model, target, decode, bar)
 
 
 # --- a GGUF file again ------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class _Planned:
     source: str
     values: Tensor | PackedTensor
     type: GgmlType
-    told: WrittenTensor
+    row: WrittenTensor
 
 
 def _write(source: ModelSource, target: Path, decode: bool, bar: Bar | None) -> ConversionReport:
@@ -154,14 +154,14 @@ def _write(source: ModelSource, target: Path, decode: bool, bar: Bar | None) -> 
     metadata, problem = _metadata(source, name, architecture, config, former, tensors)
     if problem is not None:
         notes.append(f"no tokenizer: {problem}")
-    by_name = {one.told.name: one.told for one in planned}
+    by_name = {one.row.name: one.row for one in planned}
     written = [by_name.get(tensor.name) or _extra(tensor) for tensor in tensors]
     return ConversionReport(target, _save(target, metadata, tensors, bar), written, notes)
 
 
 def _is_of(former: FormerFile, architecture: str) -> bool:
-    given = former.metadata.get(_ARCHITECTURE)
-    return given is not None and given.value == architecture
+    value = former.metadata.get(_ARCHITECTURE)
+    return value is not None and value.value == architecture
 
 
 def _extra(tensor: FileTensor) -> WrittenTensor:
@@ -175,13 +175,13 @@ def _extra(tensor: FileTensor) -> WrittenTensor:
 def _check_plan(path: Path, decode: bool, model: str, plan: Sequence[TensorReport], config: Mapping[str, Any]) -> None:
     """Refuse a recipe that gives tensors formats which no type holds. Raises FormatError, ModelError."""
     architecture = architecture_of_class(str(path), model)[1]
-    given = Config(str(path), config)
-    keys_of(architecture, given)
+    fields = Config(str(path), config)
+    keys_of(architecture, fields)
     wrong: list[tuple[str, str, str]] = []
     for report in plan:
         if report.format is None or report.format in _NATIVE or _is_pooler(report.name, architecture):
             continue
-        place = file_place_of(report.name, architecture, given)
+        place = file_place_of(report.name, architecture, fields)
         columns = report.shape[0] if place.turned else report.shape[-1]
         try:
             if place.name not in _FLOAT_ALWAYS:
@@ -195,10 +195,10 @@ def _check_plan(path: Path, decode: bool, model: str, plan: Sequence[TensorRepor
 
 def _refused(wrong: Sequence[tuple[str, str, str]]) -> FormatError:
     """Return the error for tensors that no type holds: name, format and reason of each."""
-    name, given, reason = wrong[0]
+    name, label, reason = wrong[0]
     more = f" ({len(wrong)} such tensors)" if len(wrong) > 1 else ""
     return FormatError(
-        f"{name}: '{given}': {reason}{more}; --decode writes the same values as floats, --recipe int8:g32 of a float "
+        f"{name}: '{label}': {reason}{more}; --decode writes the same values as floats, --recipe int8:g32 of a float "
         "folder packs them for Q8_0"
     )
 
@@ -220,17 +220,17 @@ def _plan(
     wrong: list[tuple[str, str, str]] = []
     planned: list[_Planned] = []
     left_out = [name for name in source.tensors if _is_pooler(name, architecture)]
-    kept = {name: tensor for name, tensor in source.tensors.items() if name not in left_out}
-    names = _table_first(kept, ties, architecture)
-    places = {name: file_place_of(names[name], architecture, config) for name in kept}
-    total = sum(tensor.nbytes for tensor in kept.values())
+    tensors = {name: tensor for name, tensor in source.tensors.items() if name not in left_out}
+    names = _table_first(tensors, ties, architecture)
+    places = {name: file_place_of(names[name], architecture, config) for name in tensors}
+    total = sum(tensor.nbytes for tensor in tensors.values())
     with bar("looking", total) if bar is not None else _silent() as done:
-        for name, tensor in kept.items():
+        for name, tensor in tensors.items():
             try:
                 planned.append(_planned(source, name, tensor, places[name], former, decode))
             except NoTypeError as error:
-                given = str(tensor.format) if isinstance(tensor, PackedTensor) else str(tensor.dtype)
-                wrong.append((name, given.removeprefix("torch."), str(error)))
+                label = str(tensor.format if isinstance(tensor, PackedTensor) else tensor.dtype)
+                wrong.append((name, label.removeprefix("torch."), str(error)))
             done(name, tensor.nbytes)
     if wrong:
         raise _refused(wrong)
@@ -270,12 +270,12 @@ def _planned(
         raise NoTypeError("made of several tensors, which no architecture of GGUF has")
     if not isinstance(tensor, PackedTensor):
         return _plain(source, name, tensor, place, wanted)
-    given = str(tensor.format)
+    origin = str(tensor.format)
     is_matrix = name.rpartition(".")[0] in source.layers
-    if given in _NATIVE and (is_matrix or not place.turned):
+    if origin in _NATIVE and (is_matrix or not place.turned):
         values = tensor.decode(torch.float32)
-        kind = TYPE_OF[_NATIVE[given]]
-        return _as(name, replace(place, turned=False), values, kind, given)
+        kind = TYPE_OF[_NATIVE[origin]]
+        return _as(name, replace(place, turned=False), values, kind, origin)
     reason: str | None = None
     try:
         if place.turned and not is_matrix:
@@ -285,15 +285,15 @@ def _planned(
         else:
             _refuse_level(tensor.format, place, wanted)
             kind = type_for(tensor, wanted)
-            return _with_level(_as(name, replace(place, turned=False), tensor, kind, given), tensor)
+            return _with_level(_as(name, replace(place, turned=False), tensor, kind, origin), tensor)
     except NoTypeError as error:
         if not decode:
             raise
         reason = str(error)
     values = tensor.decode(torch.float32)
     kind = TYPE_OF["F32" if place.name in _FLOAT_ALWAYS else smallest_float(values)]
-    planned = _as(name, replace(place, turned=place.turned and not is_matrix), tensor, kind, given)
-    return replace(planned, told=replace(planned.told, note=f"decoded: {reason}"))
+    planned = _as(name, replace(place, turned=place.turned and not is_matrix), tensor, kind, origin)
+    return replace(planned, row=replace(planned.row, note=f"decoded: {reason}"))
 
 
 def _refuse_level(fmt: Format, place: FilePlace, wanted: str | None) -> None:
@@ -307,35 +307,35 @@ def _with_level(planned: _Planned, tensor: PackedTensor) -> _Planned:
     if not tensor.format.core.has_levels or tensor.levels.item() == 1:
         return planned
     note = "codes and scales are; values within one unit in the last place"
-    return replace(planned, told=replace(planned.told, exact=False, note=note))
+    return replace(planned, row=replace(planned.row, exact=False, note=note))
 
 
 def _plain(source: ModelSource, name: str, tensor: Tensor, place: FilePlace, wanted: str | None) -> _Planned:
-    given = str(tensor.dtype).removeprefix("torch.")
+    origin = str(tensor.dtype).removeprefix("torch.")
     if tensor.dtype not in FLOATS:
-        raise NoTypeError(f"dtype {given}; GGUF files of models hold float32, float16 and bfloat16")
+        raise NoTypeError(f"dtype {origin}; GGUF files of models hold float32, float16 and bfloat16")
     if wanted in PLAIN and holds(tensor, wanted):
         kind = wanted
     else:
         own = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}[tensor.dtype]
         is_vector = tensor.ndim < 2 or place.name in _FLOAT_ALWAYS or place.name.endswith("_norm.weight")
         kind = "F32" if is_vector else own
-    return _as(name, place, tensor, TYPE_OF[kind], given)
+    return _as(name, place, tensor, TYPE_OF[kind], origin)
 
 
-def _as(name: str, place: FilePlace, values: Tensor | PackedTensor, kind: GgmlType, given: str) -> _Planned:
+def _as(name: str, place: FilePlace, values: Tensor | PackedTensor, kind: GgmlType, origin: str) -> _Planned:
     shape = tuple(reversed(values.shape) if place.turned else values.shape)
     if place.heads and (not shape or shape[0] % (2 * place.heads)):
         raise NoTypeError(f"shape {list(shape)}; accepted are multiples of twice its {place.heads} heads")
     nbytes = math.prod(shape) // kind.elements * kind.nbytes
-    told = WrittenTensor(place.name, name, given, kind.name, shape, nbytes)
-    return _Planned(place, name, values, kind, told)
+    row = WrittenTensor(place.name, name, origin, kind.name, shape, nbytes)
+    return _Planned(place, name, values, kind, row)
 
 
 def _tensors_of(planned: _Planned, former: FormerFile | None) -> Iterator[FileTensor]:
     """Yield a tensor, and the factor of its scales where it has one."""
     name, values = planned.place.name, planned.values
-    yield FileTensor(name, planned.type, planned.told.shape, partial(_parts, planned))
+    yield FileTensor(name, planned.type, planned.row.shape, partial(_parts, planned))
     if planned.type.name == "NVFP4" and isinstance(values, PackedTensor):
         factor = name.removesuffix(WEIGHT) + FACTOR
         if values.levels.item() != 1 or (former is not None and factor in former.types):
@@ -348,7 +348,7 @@ def _bytes(values: Tensor) -> Iterator[Tensor]:
 
 def _parts(planned: _Planned) -> Iterator[Tensor]:
     """Yield the bytes of a tensor, its rows in the order of the file."""
-    values, kind, shape = planned.values, planned.type, planned.told.shape
+    values, kind, shape = planned.values, planned.type, planned.row.shape
     order = planned.place.row_order(shape[0]) if shape else None
     if isinstance(values, PackedTensor) and kind.name not in PLAIN:
         blocks = blocks_of(values, kind)
@@ -368,8 +368,8 @@ def _factors(factors: Tensor | None, former: FormerFile | None) -> Iterator[File
         return
     shape, data = (tuple(factors.shape), None) if former is None else former.extra.get(FACTORS, (factors.shape, None))
     if data is not None:
-        kept = torch.frombuffer(bytearray(data), dtype=torch.float32).view(shape)
-        factors = kept if kept.shape == factors.shape and torch.allclose(kept, factors, rtol=1e-4) else factors
+        own = torch.frombuffer(bytearray(data), dtype=torch.float32).view(shape)
+        factors = own if own.shape == factors.shape and torch.allclose(own, factors, rtol=1e-4) else factors
     yield FileTensor(FACTORS, TYPE_OF["F32"], tuple(factors.shape), partial(_bytes, factors))
 
 
@@ -399,18 +399,20 @@ def _metadata(
         return {
             _ARCHITECTURE: text(name), _NAME: text(source.path.resolve().name), **types, **needed, **customary, **tokens
         }, problem  # fmt: skip
-    kept = dict(former.metadata)
-    for key, value in {**needed, **{key: value for key, value in customary.items() if key in kept}}.items():
-        if key not in kept or not kept[key].is_like(value):
-            kept[key] = value
+    metadata = dict(former.metadata)
+    for key, value in {**needed, **{key: value for key, value in customary.items() if key in metadata}}.items():
+        if key not in metadata or not metadata[key].is_like(value):
+            metadata[key] = value
     if {tensor.name: tensor.type.name for tensor in tensors} != former.types:
-        kept |= types
+        metadata |= types
     problem = None
     if not same_tokenizer(source.folder, former.metadata, _positions(architecture, config)):
-        made, problem = tokenizer_keys(source.folder, config.whole("vocab_size"), config.values)
-        kept = {key: value for key, value in kept.items() if not key.startswith(PREFIX) and key != CHAT_TEMPLATE}
-        kept |= made
-    return kept, problem
+        tokenizer, problem = tokenizer_keys(source.folder, config.whole("vocab_size"), config.values)
+        metadata = {
+            key: value for key, value in metadata.items() if not key.startswith(PREFIX) and key != CHAT_TEMPLATE
+        }
+        metadata |= tokenizer
+    return metadata, problem
 
 
 def _positions(architecture: Architecture, config: Config) -> int:
@@ -438,5 +440,5 @@ def _pooling(folder: Path) -> int | None:
     place = folder / "1_Pooling" / "config.json"
     if not place.exists():
         return None
-    given = read_json(regular_member(place, folder))
-    return next((number for key, number in _POOLINGS.items() if given.get(key) is True), 0)
+    values = read_json(regular_member(place, folder))
+    return next((number for key, number in _POOLINGS.items() if values.get(key) is True), 0)

@@ -76,12 +76,12 @@ def model_source(
     """
     path = Path(path)
     if is_gguf(path):
-        with as_folder(path, packed=recipe is None) as (folder, notes), _of_folder(folder, recipe, check, bar) as found:
-            yield replace(found, path=path, notes=[*notes, *found.notes])
+        with as_folder(path, packed=recipe is None) as (folder, notes), _of_folder(folder, recipe, check, bar) as model:
+            yield replace(model, path=path, notes=[*notes, *model.notes])
     else:
         refuse_file(path)
-        with _of_folder(path, recipe, check, bar) as found:
-            yield found
+        with _of_folder(path, recipe, check, bar) as model:
+            yield model
 
 
 @contextmanager
@@ -105,8 +105,8 @@ def _of_folder(path: Path, recipe: Recipe | None, check: Check | None, bar: Bar 
         save_folder(source, folder, packed.model, force=False)
         reports, left_out = packed.reports, packed.left_out
         del packed, opened
-        found = _described(Checkpoint.open(folder), path)
-        yield replace(found, reports=reports, notes=[*found.notes, *_left_out(left_out, found.model)])
+        model = _described(Checkpoint.open(folder), path)
+        yield replace(model, reports=reports, notes=[*model.notes, *_left_out(left_out, model.model)])
 
 
 def _described(source: Checkpoint, path: Path) -> ModelSource:
@@ -123,8 +123,8 @@ def _described(source: Checkpoint, path: Path) -> ModelSource:
             "octavo.save_model writes it"
         )
     if structure.get(REWRITTEN.key) or config.get(SIZES):
-        what = "parameters that are layers in the file" if structure.get(REWRITTEN.key) else "compacted layers"
-        raise ModelError(f"{path}: has {what}; other packages' files hold models of unchanged classes")
+        parts = "parameters that are layers in the file" if structure.get(REWRITTEN.key) else "compacted layers"
+        raise ModelError(f"{path}: has {parts}; other packages' files hold models of unchanged classes")
     own = own_tensors(source.files[0], text)
     tensors = {
         name: tensor
@@ -140,11 +140,11 @@ def _described(source: Checkpoint, path: Path) -> ModelSource:
 def _plain(source: Checkpoint) -> ModelSource:
     """Return the model of a folder of transformers."""
     opened = OpenFolder.open(source)
-    model, found = type(opened.model).__name__, opened.found
-    _check_shapes(source.path, opened.model, found.tensors, found.ties, {})
+    model, places = type(opened.model).__name__, opened.found
+    _check_shapes(source.path, opened.model, places.tensors, places.ties, {})
     config = load_config(source.folder)[0].to_dict()
     return ModelSource(
-        source.path, source.folder, model, config, found.tensors, found.ties, notes=_left_out(found.left_out, model)
+        source.path, source.folder, model, config, places.tensors, places.ties, notes=_left_out(places.left_out, model)
     )
 
 
@@ -158,18 +158,18 @@ def _check_shapes(
     """Refuse tensors of other shapes than the configuration says, and missing ones. Raises ContainerError."""
     state = model.state_dict(keep_vars=True)
     for name, value in state.items():
-        found = tensors.get(ties.get(name, name))
-        if found is None:
+        tensor = tensors.get(ties.get(name, name))
+        if tensor is None:
             if name in dict(model.named_parameters(remove_duplicate=False)):
                 raise ContainerError(f"{path}: {name} is missing; the configuration asks for it")
             continue
         shape = tuple(value.shape)
         is_turned = (
-            isinstance(found, PackedTensor) and layers.get(name.rpartition(".")[0], {}).get("transposed") is True
+            isinstance(tensor, PackedTensor) and layers.get(name.rpartition(".")[0], {}).get("transposed") is True
         )
-        fits = math.prod(found.shape) == math.prod(shape) if len(shape) > 2 else tuple(found.shape) == shape
-        if not (tuple(found.shape) == shape[::-1] if is_turned else fits):
-            raise ContainerError(f"{path}: {name} has shape {tuple(found.shape)}; by the configuration it is {shape}")
+        fits = math.prod(tensor.shape) == math.prod(shape) if len(shape) > 2 else tuple(tensor.shape) == shape
+        if not (tuple(tensor.shape) == shape[::-1] if is_turned else fits):
+            raise ContainerError(f"{path}: {name} has shape {tuple(tensor.shape)}; by the configuration it is {shape}")
 
 
 def _left_out(names: Sequence[str], model: str) -> list[str]:
