@@ -145,6 +145,19 @@ def test_what_no_type_holds_is_told(packed, told):
     assert str(error.value).startswith(told)
 
 
+@pytest.mark.parametrize("text", ["mxint8", "bfp4/32", "mxint8/64", "int8:channel", "fixed8:channel"])
+def test_groups_of_zeros_need_no_scale(text):
+    """Such as those of padding tokens, whose scale code is the lowest."""
+    x = torch.zeros(4, 96)
+    x[1:, :64] = torch.randint(-8, 8, (3, 64), generator=torch.Generator().manual_seed(0))
+    packed = encode(x, text)
+    if text == "int8:channel":
+        scales = torch.tensor([[1e9], [1.0], [2.0], [0.5]])
+        packed = PackedTensor(packed.format, packed.codes, scales, packed.zeros, packed.levels, shape=packed.shape, dtype=packed.dtype)  # fmt: skip
+    kind = type_for(packed)
+    assert torch.equal(decode(packed_again(packed, kind), kind), packed.decode())
+
+
 def test_code_minus_two_is_no_ternary_one():
     packed = encode(sample(), "int2:g256")
     codes = packed.codes.clone()

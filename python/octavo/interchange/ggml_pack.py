@@ -115,15 +115,24 @@ class _Rows:
         else:
             exponents = scales.int() - 127 - _step(fmt)
             self.refuse(scales == 255, lambda place: "scale code 255, which is NaN")
-        wrong = (exponents < _LEAST_EXPONENT) | (exponents > _MOST_EXPONENT)
+        wrong = self._with_codes((exponents < _LEAST_EXPONENT) | (exponents > _MOST_EXPONENT))
         self.refuse(wrong, lambda place: f"scale 2^{exponents[place].item()} is no float16")
-        return torch.ldexp(torch.ones(exponents.shape), exponents).half()
+        return torch.ldexp(torch.ones(exponents.shape), exponents.clamp(max=_MOST_EXPONENT)).half()
 
     def _halves(self, scales: Tensor) -> Tensor:
+        self.refuse(~scales.isfinite(), lambda place: f"scale {scales[place].item()} is no finite float16")
         halves = scales.half()
-        wrong = ~(halves.isfinite() & (halves.float() == scales.float()))
+        wrong = self._with_codes(halves.float() != scales.float())
         self.refuse(wrong, lambda place: f"scale {scales[place].item()} is no finite float16")
-        return halves
+        return halves.nan_to_num(posinf=0, neginf=0)
+
+    def _with_codes(self, groups: Tensor) -> Tensor:
+        """Return which of ``groups`` have codes that are not 0; the scale of others means nothing."""
+        if not groups.any():
+            return groups
+        columns = min(self.format.block or self.columns, self.columns)
+        padded = torch.nn.functional.pad(self.integers(), (0, -self.columns % columns))
+        return groups & (padded.unflatten(1, (-1, columns)) != 0).any(2)
 
     def refuse(self, wrong: Tensor, reason_of: Callable[[tuple[int, int]], str]) -> None:
         """Refuse the first group that is wrong; ``wrong``: ``[rows, groups]``."""

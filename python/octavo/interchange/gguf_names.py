@@ -236,7 +236,7 @@ def keys_of(architecture: Architecture, config: Config) -> Keys:
     others = rest.needed.keys() | rest.customary.keys()
     numbers = {key: u32(config.whole(ours)) for key, ours in architecture.numbers.items() if key not in others}
     reals = {key: f32(config.real(ours)) for key, ours in architecture.reals.items()}
-    return Keys({**numbers, **reals, **rest.needed}, rest.customary)
+    return Keys({**numbers, **reals, **rest.needed}, {"vocab_size": u32(config.whole("vocab_size")), **rest.customary})
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,7 @@ def _llama_keys(config: Config) -> Keys:
     needed: dict[str, Typed] = (
         {} if size == usual else {"attention.key_length": u32(size), "attention.value_length": u32(size)}
     )
-    customary = {"rope.dimension_count": u32(size), "vocab_size": u32(config.whole("vocab_size"))}
+    customary = {"rope.dimension_count": u32(size)}
     (customary if groups == heads else needed)["attention.head_count_kv"] = u32(groups)
     (customary if rotation.real("rope_theta") == _BASE else needed)["rope.freq_base"] = f32(rotation.real("rope_theta"))
     return Keys(needed, customary)

@@ -155,8 +155,11 @@ def _check_shapes(
     ties: Mapping[str, str],
     layers: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Refuse tensors of other shapes than the configuration says, and missing ones. Raises ContainerError."""
+    """Refuse tensors of other shapes than the configuration says, missing and stray ones. Raises ContainerError."""
     state = model.state_dict(keep_vars=True)
+    stray = next((name for name in tensors if name not in state), None)
+    if stray is not None:
+        raise ContainerError(f"{path}: {stray} has no place in this {type(model).__name__}")
     for name, value in state.items():
         tensor = tensors.get(ties.get(name, name))
         if tensor is None:
