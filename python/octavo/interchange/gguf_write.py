@@ -87,7 +87,7 @@ def write_gguf(
     if target.is_dir():
         raise FormatError(f"{target}: a folder; a GGUF file is a file, give another OUT")
     if target.exists() and not overwrite:
-        raise FileExistsError(17, "File exists; --force (overwrite=True) replaces it", str(target))
+        raise FileExistsError(17, "File exists; --force replaces it", str(target))
     if target.exists() and source.exists() and target.samefile(source):
         raise FormatError(f"{target}: the output would be the input; give another OUT")
     if recipe is None and is_gguf(source):
