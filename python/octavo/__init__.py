@@ -196,7 +196,7 @@ _late_binding.bind(
         "dumps": "octavo.tensors.container",
         "float_model": "octavo.model_folder.float_model",
         "float_kinds": "octavo.nn.registry",
-        "gguf_model": "octavo.interchange.gguf_model:load_model_and_tell",
+        "foreign_reader": "octavo.interchange.readers:reader_of",
         "kind_of": "octavo.nn.registry",
         "layers_in_reach": "octavo.nn.rewriting",
         "loads_one": "octavo.tensors.container",

@@ -14,10 +14,12 @@ from helpers.gguf_files import gguf
 from helpers.gguf_models import file_of
 from helpers.models import transformer
 from octavo import ContainerError
+from octavo.interchange.conversion import Conversion, as_folder
 from octavo.interchange.gguf import GgufFile
-from octavo.interchange.gguf_folder import Conversion, as_folder, entries_of, is_gguf, metadata_texts
-from octavo.interchange.gguf_model import load_gguf_model
+from octavo.interchange.gguf_contents import entries_of, metadata_texts
+from octavo.interchange.gguf_model import GgufModel, load_gguf_model
 from octavo.interchange.gguf_tokenizer import tokenizer_files
+from octavo.interchange.readers import reader_of
 
 TEXTS = ["The rain in Spain: 1234 times, 56.7 %!", "  two  spaces\n\nand\tlines", "it's naïve, they'll cafés 日本 ½"]
 SPECIAL = ["<|end|>", "<|user|>"]
@@ -137,13 +139,13 @@ def test_a_folder_has_the_model_of_its_file(file, tmp_path, kind):
     own, keys = trained("smollm")
     path = file(file_of(llama(), "llama", lambda name: "Q4_1" if kind != "Q8_0" and "ffn" in name else "Q8_0", keys))
     ids = torch.tensor([own.encode(TEXTS[0]).ids[:16]])
-    conversion = Conversion.open(path, packed=True)
+    conversion = Conversion.of(GgufModel.open(path), packed=True)
     assert conversion.notes == (
         [] if kind == "Q8_0" else ["6 of 20 tensors are decoded to float32: 6 of Q4_1: its blocks have an offset, which no format has"]
     )  # fmt: skip
     weights = conversion.write(tmp_path / "packed")
     assert weights.name == "model.octavo.safetensors"
-    with as_folder(path, packed=False) as (folder, notes):
+    with as_folder(GgufModel.open(path), packed=False) as (folder, notes):
         assert folder.name == "x" and notes == []
         with torch.no_grad():
             expected = load_gguf_model(path)[0](ids).logits
@@ -161,7 +163,7 @@ def test_a_folder_has_the_model_of_its_file(file, tmp_path, kind):
 
 def test_rows_of_turned_layers_are_decoded_as_the_model_has_them(file):
     model = transformer("GPT2LMHeadModel", width=64, heads=4, inner=96)
-    with as_folder(file(file_of(model, "gpt2", lambda name: "F32")), packed=False) as (folder, notes):
+    with as_folder(GgufModel.open(file(file_of(model, "gpt2", lambda name: "F32"))), packed=False) as (folder, notes):
         assert notes == ["no tokenizer: tokenizer.ggml.model is None; read are gpt2, llama and bert"]
         loaded = octavo.load_model(folder)
         for name, value in model.state_dict().items():
@@ -170,14 +172,17 @@ def test_rows_of_turned_layers_are_decoded_as_the_model_has_them(file):
 
 def test_errors_about_the_folder_name_the_file(file):
     path = file(file_of(llama(), "llama", lambda name: "Q8_0"))
-    with pytest.raises(ContainerError, match=f"^{path}/config.json: no$"), as_folder(path, packed=True) as (folder, _):
+    with (
+        pytest.raises(ContainerError, match=f"^{path}/config.json: no$"),
+        as_folder(GgufModel.open(path), packed=True) as (folder, _),
+    ):
         raise ContainerError(f"{folder}/config.json: no")
 
 
 def test_a_table_of_contents_names_the_types(file):
     data = np.zeros(2 * 34, np.uint8).tobytes()
     path = file(gguf([("a", "str", "x"), ("b", "u8", [1, 2])], [("w", 8, (2, 32), data), ("v", 1, (3,), bytes(6))]))
-    assert is_gguf(path) and not is_gguf(path.parent) and not is_gguf("polynomials")
+    assert reader_of(path).kind == "a GGUF file" and reader_of(path.parent) is None and reader_of("polynomials") is None
     entries = entries_of(GgufFile(path))
     assert [(one.name, one.format, one.dtype, one.nbytes, one.bits_per_element) for one in entries] == [
         ("w", "Q8_0", "float32", 68, 8.5), ("v", None, "float16", 6, 16.0)

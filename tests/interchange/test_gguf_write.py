@@ -18,11 +18,12 @@ from interchange.test_ggml_pack import canonical
 from interchange.test_gguf_folder import PATTERNS, TEXTS, trained
 from interchange.test_gguf_model import IDS, assert_same, bert, gpt2, llama, values
 from octavo import ContainerError, FormatError, ModelError, OctavoError
+from octavo.interchange.conversion import Conversion
 from octavo.interchange.convert import KINDS, convert
 from octavo.interchange.ggml_carry import CARRIERS
 from octavo.interchange.gguf import GgufFile
-from octavo.interchange.gguf_folder import Conversion
 from octavo.interchange.gguf_metadata import NAME, FormerFile
+from octavo.interchange.gguf_model import GgufModel
 
 pytest.importorskip("transformers")
 MAKERS = {"llama": llama, "gpt2": gpt2, "bert": bert}
@@ -68,7 +69,7 @@ def round_trip(path, folder):
     """The bytes of a file that became a model folder and a file again."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        Conversion.open(path, packed=True).write(folder, overwrite=True)
+        Conversion.of(GgufModel.open(path), packed=True).write(folder, overwrite=True)
     report = convert(folder, folder.parent / "again.gguf", "gguf", overwrite=True)
     return (folder.parent / "again.gguf").read_bytes(), report
 
@@ -389,7 +390,7 @@ def test_what_was_changed_in_a_folder_is_written_anew(file, tmp_path):
     _, keys = trained("smollm")
     model = llama(vocab_size=400, tie_word_embeddings=True)
     path = file(file_of(model, "llama", lambda name: "Q8_0", [*keys, ("general.name", "str", "mine")]))
-    Conversion.open(path, packed=True).write(tmp_path / "folder")
+    Conversion.of(GgufModel.open(path), packed=True).write(tmp_path / "folder")
     config = json.loads((tmp_path / "folder" / "config.json").read_text())
     config["rope_parameters"]["rope_theta"] = 70000.0
     (tmp_path / "folder" / "config.json").write_text(json.dumps(config))
@@ -438,7 +439,7 @@ def damaged(text, rng):
 
 def test_a_damaged_gguf_json_is_an_error_or_another_file(file, tmp_path):
     path = file(of_all_types("llama"))
-    Conversion.open(path, packed=True).write(tmp_path / "folder")
+    Conversion.of(GgufModel.open(path), packed=True).write(tmp_path / "folder")
     place = tmp_path / "folder" / NAME
     good, rng = place.read_text(), random.Random(0)
     refused = 0
@@ -469,7 +470,7 @@ def test_a_damaged_gguf_json_is_an_error_or_another_file(file, tmp_path):
 
 def test_folders_whose_parts_do_not_fit_are_refused(file, tmp_path):
     path = file(file_of(llama(), "llama", lambda name: "Q8_0"))
-    Conversion.open(path, packed=True).write(tmp_path / "folder")
+    Conversion.of(GgufModel.open(path), packed=True).write(tmp_path / "folder")
     place = tmp_path / "folder" / "config.json"
     good = json.loads(place.read_text())
     for change in (
@@ -508,7 +509,7 @@ def test_tokenizers_of_byte_pairs_go_to_a_file_and_back(tmp_path, pre):
     assert found["tokenizer.ggml.pre"] == pre and found["tokenizer.ggml.eos_token_id"] == 0
     assert found["tokenizer.chat_template"] == "{{ x }}" and found["tokenizer.ggml.add_bos_token"] is False
     assert len(found["tokenizer.ggml.tokens"]) == 410 and found["tokenizer.ggml.token_type"][:2] == [3, 3]
-    Conversion.open(tmp_path / "x.gguf", packed=True).write(tmp_path / "out")
+    Conversion.of(GgufModel.open(tmp_path / "x.gguf"), packed=True).write(tmp_path / "out")
     read = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     for text in (*TEXTS, "<|user|>the rain<|end|>"):
         assert read.encode(text).ids == own.encode(text).ids
@@ -539,7 +540,7 @@ def test_pieces_of_sentencepiece_go_to_a_file_and_back(tmp_path):
     found = GgufFile(tmp_path / "x.gguf").metadata
     assert found["tokenizer.ggml.model"] == "llama" and found["tokenizer.ggml.token_type"][:4] == [2, 3, 3, 6]
     assert found["tokenizer.ggml.add_bos_token"] is True and found["tokenizer.ggml.add_space_prefix"] is True
-    Conversion.open(tmp_path / "x.gguf", packed=True).write(tmp_path / "out")
+    Conversion.of(GgufModel.open(tmp_path / "x.gguf"), packed=True).write(tmp_path / "out")
     read = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     for length in range(1, 60):
         text = "".join(rng.choices("abab é", k=length))
@@ -571,7 +572,7 @@ def test_pieces_of_words_go_to_a_file_and_back(tmp_path):
     assert found["tokenizer.ggml.tokens"][5:] == ["▁the", "▁rain", "s", "▁.", "▁[", "]"]
     assert found["tokenizer.ggml.seperator_token_id"] == 3 and found["bert.pooling_type"] == 1
     assert found["tokenizer.ggml.token_type_count"] == 2
-    Conversion.open(tmp_path / "x.gguf", packed=True).write(tmp_path / "out")
+    Conversion.of(GgufModel.open(tmp_path / "x.gguf"), packed=True).write(tmp_path / "out")
     read = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     assert read.encode("The rains.", "[ x").ids == own.encode("The rains.", "[ x").ids
 

@@ -1,4 +1,4 @@
-"""GGUF files in the place of model folders."""
+"""Files of other packages in the place of model folders."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from contextlib import contextmanager
 
 @contextmanager
 def folder_of(model: str, *, packed: bool) -> Iterator[str]:
-    """Give a model as it was named; of a GGUF file a temporary model folder, with notes about it on stderr.
+    """Give a model as it was named; of another package's file a temporary model folder, with notes about it on stderr.
 
     ``packed``: leave packed what a format holds, else decode everything. Raises as
-    :meth:`octavo.interchange.gguf_folder.Conversion.write`.
+    :meth:`octavo.interchange.conversion.Conversion.write`.
     """
     from octavo.display.console import console
-    from octavo.interchange.gguf_folder import as_folder, is_gguf
+    from octavo.interchange.conversion import as_folder
+    from octavo.interchange.readers import reader_of
 
-    if not is_gguf(model):
+    reader = reader_of(model)
+    if reader is None:
         yield model
         return
-    with as_folder(model, packed=packed) as (folder, notes):
+    with as_folder(reader.open(model), packed=packed) as (folder, notes):
         for note in notes:
             console(stderr=True).print(f"{model}: {note}")
         yield str(folder)

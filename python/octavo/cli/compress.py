@@ -205,9 +205,9 @@ def _command() -> str:
 
 def _check_out(model: str, out: Path, *, force: bool) -> None:
     """Refuse an output that is there, or that lies in the input, before the work begins."""
-    from octavo.interchange.gguf_folder import is_gguf
+    from octavo.interchange.readers import reader_of
 
-    if Path(model).is_file() and not is_gguf(model):
+    if Path(model).is_file() and reader_of(model) is None:
         raise OctavoError(f"{model}: a folder with configuration, tokenizer and weights is needed, this is a file")
     check_out(model, out, force=force)
 

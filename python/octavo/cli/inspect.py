@@ -32,16 +32,15 @@ def run(
     """
     from octavo.display.console import console, print_json, print_table
     from octavo.display.numbers import size
-    from octavo.interchange.gguf import GgufFile
-    from octavo.interchange.gguf_folder import entries_of, is_gguf, metadata_texts
+    from octavo.interchange.readers import reader_of
     from octavo.model_folder.model_config import stated_sizes
     from octavo.model_folder.weight_files import Checkpoint
     from octavo.model_folder.weight_tables import entry_dict, entry_table
 
     source = Checkpoint.open(path)
-    if is_gguf(path):
-        file = GgufFile(path)
-        entries, metadata, sizes = entries_of(file), metadata_texts(file), None
+    reader = reader_of(path)
+    if reader is not None:
+        (entries, metadata), sizes = reader.contents(path), None
     else:
         entries, metadata, sizes = source.entries(), source.metadata(), stated_sizes(source.folder)
     nbytes, elements = sum(entry.nbytes for entry in entries), sum(math.prod(entry.shape) for entry in entries)

@@ -12,6 +12,7 @@ from octavo.cli._foreign_files import folder_of
 from octavo.errors import ContainerError, FormatError, ModelError
 
 if TYPE_CHECKING:
+    from octavo.interchange.readers import Reader
     from octavo.model_folder.pack_checkpoint import TensorReport
     from octavo.model_folder.pack_folder import OpenFolder
     from octavo.model_folder.weight_files import Checkpoint
@@ -86,13 +87,14 @@ def run(
       octavo pack pruned/ -o small/ --recipe int8:g32 --sparse
       octavo pack smollm2/ -o small/ --untie --recipe 'int4:g32; lm_head=int8:g32'
     """
-    from octavo.interchange.gguf_folder import is_gguf
+    from octavo.interchange.readers import reader_of
 
     rules = None if recipe is None else read_recipe(recipe)
-    if is_gguf(path) and rules is None:
+    reader = reader_of(path)
+    if reader is not None and rules is None:
         if untie:
             raise ModelError(f"{path}: --untie needs a --recipe; carried blocks stay as they are, and so do ties")
-        _convert(path, out, sparse=sparse, force=force, dry_run=dry_run, json=json)
+        _convert(path, reader, out, sparse=sparse, force=force, dry_run=dry_run, json=json)
         return
     with folder_of(str(path), packed=False) as folder:
         _pack(path, Path(folder), rules, out, sparse=sparse, untie=untie, force=force, dry_run=dry_run, json=json)
@@ -133,24 +135,25 @@ def _pack(
         _print(before, reports, file, notes[shown:], sparse=sparse)
 
 
-def _convert(path: Path, out: Path, *, sparse: bool, force: bool, dry_run: bool, json: bool) -> None:
-    """Write the model of a GGUF file with the formats that hold its blocks."""
-    from octavo.interchange.gguf_folder import Conversion
+def _convert(path: Path, reader: Reader, out: Path, *, sparse: bool, force: bool, dry_run: bool, json: bool) -> None:
+    """Write the model of another package's file with the formats that hold its blocks."""
+    from octavo.interchange.conversion import Conversion
     from octavo.model_folder.pack_checkpoint import TensorReport
     from octavo.model_folder.weight_files import Checkpoint
 
     if sparse:
         raise FormatError(f"{path}: --sparse needs a --recipe; carried codes stay as they are")
     check_out(str(path), out, force=force)
-    conversion = Conversion.open(path, packed=True)
+    conversion = Conversion.of(reader.open(path), packed=True)
     file = None if dry_run else conversion.write(out, overwrite=force)
     reports = []
     for name, tensor in conversion.tensors.items():
         origin = conversion.origins[name]
         shape, reason = tuple(tensor.shape), origin.reason or "plain in the file"
+        dtype = str(tensor.dtype).removeprefix("torch.")
         reports.append(
             TensorReport(
-                name, shape, "float32", origin.format, origin.nbytes, tensor.nbytes,
+                name, shape, dtype, origin.format, origin.nbytes, tensor.nbytes,
                 reason=None if origin.format else reason,
             )
         )  # fmt: skip

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
-import warnings
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from octavo.errors import ContainerError, OctavoWarning
+from octavo.errors import ContainerError
+from octavo.interchange.foreign_model import load_foreign_model
 from octavo.interchange.gguf import GgufFile
+from octavo.interchange.gguf_metadata import NAME, FormerFile
 from octavo.interchange.gguf_names import FACTORS, Architecture, Place, architecture_of, config_of, place_of
 from octavo.interchange.gguf_tensors import TensorOrigin, carry_tensor, decode_tensor, factors_of
+from octavo.interchange.gguf_tokenizer import tokenizer_files
 from octavo.model_folder.config_limits import build_config
-from octavo.model_folder.hf_loading import foreign, known
-from octavo.model_folder.save_load import fill_packed
+from octavo.model_folder.hf_loading import CONFIG, foreign, known
 from octavo.model_folder.size_limits import Extent
 from octavo.model_folder.skeleton import build_class, drop_pooler, model_class
+from octavo.storage import files
 from octavo.storage.arguments import checks_arguments
 from octavo.storage.reading import shown
 from octavo.tensors.packed_tensor import PackedTensor
@@ -57,6 +61,16 @@ class GgufModel:
         return cls(file, architecture, config, places)
 
     @property
+    def path(self) -> Path:
+        """The file."""
+        return Path(self.file.path)
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Names of tensors in the file, with those that they have in the model."""
+        return {name: place.name for name, place in self.places.items()}
+
+    @property
     def ties(self) -> dict[str, str]:
         """Names of tensors that are another one, with its name."""
         head, table = self.architecture.head, self.architecture.table
@@ -84,11 +98,6 @@ class GgufModel:
         self._check(model)
         return model
 
-    def tensor(self, name: str) -> tuple[Tensor | PackedTensor, TensorOrigin]:
-        """Return a tensor of the file as the model has it, carried where a format holds it, and how it was read."""
-        carried, origin = self.carried(name)
-        return self.decoded(name) if carried is None else carried, origin
-
     def carried(self, name: str) -> tuple[PackedTensor | None, TensorOrigin]:
         """Return a tensor in a format of ours, None where none holds it or it is plain, and how it is to be read."""
         tensor, origin = carry_tensor(self.file, name, self._factors.get(name))
@@ -105,6 +114,38 @@ class GgufModel:
         order = place.row_order(len(tensor)) if tensor.ndim else None
         tensor = tensor if order is None else tensor[order]
         return tensor.t().contiguous() if place.turned else tensor
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the dtype that tensors have in the float model."""
+        return torch.float32
+
+    def notes(self) -> list[str]:
+        """Return why the tokenizer of the file was not read."""
+        return [f"no tokenizer: {self._tokenizer[1]}"] if self._tokenizer[1] else []
+
+    def companions(self) -> list[str]:
+        """Return the names of the tokenizer's files, and of ``gguf.json``."""
+        return list(self._files)
+
+    def write_companions(self, folder: Path) -> None:
+        """Write configuration, tokenizer and ``gguf.json``."""
+        files.write(folder / CONFIG, json.dumps(self.config, indent=2) + "\n")
+        for file, text in self._files.items():
+            files.write(folder / file, text)
+
+    def metadata(self) -> dict[str, str]:
+        """Return nothing: all that was carried is in the tensors."""
+        return {}
+
+    @cached_property
+    def _files(self) -> dict[str, str]:
+        """Texts of the tokenizer's files, and of ``gguf.json``."""
+        without_place = [name for name in self.file.tensors if name not in self.places]
+        return {**self._tokenizer[0], NAME: FormerFile.of(self.file, without_place).text()}
+
+    @cached_property
+    def _tokenizer(self) -> tuple[dict[str, str], str | None]:
+        return tokenizer_files(self.file, self.positions)
 
     @property
     def positions(self) -> int:
@@ -165,38 +206,7 @@ def load_gguf_model(path: str | os.PathLike[str]) -> tuple[nn.Module, list[Tenso
         ModelError: without transformers.
         OSError: as the system gives it.
     """
-    subject = GgufModel.open(path)
-    model = subject.skeleton()
-    tensors: dict[str, Tensor | PackedTensor] = {}
-    origins = []
-    for name, place in subject.places.items():
-        tensors[place.name], origin = subject.tensor(name)
-        origins.append(origin)
-    return fill_packed(model, tensors, subject.ties, subject.file.path), origins
-
-
-def load_model_and_tell(path: str | os.PathLike[str]) -> nn.Module:
-    """Return the model of a GGUF file; warn of tensors that were decoded. Raises as :func:`load_gguf_model`."""
-    model, origins = load_gguf_model(path)
-    tell_decoded(path, origins)
-    return model
-
-
-def tell_decoded(path: str | os.PathLike[str], origins: Sequence[TensorOrigin]) -> None:
-    """Warn of blocks that were decoded to float32, with the reasons."""
-    sentence = decoded_sentence(origins)
-    if sentence is not None:
-        warnings.warn(f"{os.fspath(path)}: {sentence}", OctavoWarning, stacklevel=5)  # the caller of octavo.load_model
-
-
-def decoded_sentence(origins: Sequence[TensorOrigin]) -> str | None:
-    """Return how many tensors were decoded, and why; None where none was."""
-    reasons = Counter((origin.type, origin.reason) for origin in origins if origin.reason is not None)
-    if not reasons:
-        return None
-    listed = "; ".join(f"{count} of {kind}: {reason}" for (kind, reason), count in reasons.most_common(3))
-    more = f"; {len(reasons) - 3} more reasons" if len(reasons) > 3 else ""
-    return f"{sum(reasons.values())} of {len(origins)} tensors are decoded to float32: {listed}{more}"
+    return load_foreign_model(GgufModel.open(path))
 
 
 def _ordered(tensor: PackedTensor, order: Tensor) -> PackedTensor:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from octavo.errors import ContainerError, FormatError
+from octavo.interchange.foreign_model import TensorOrigin as TensorOrigin
 from octavo.interchange.ggml_carry import PLAIN, carry
 from octavo.interchange.ggml_decode import decode as decode_blocks
 from octavo.interchange.ggml_decode import decoder_of
@@ -18,22 +18,6 @@ from octavo.storage.reading import shown
 from octavo.tensors.packed_tensor import PackedTensor
 
 WEIGHT, FACTOR = ".weight", ".scale"
-
-
-@dataclass(frozen=True)
-class TensorOrigin:
-    """A tensor of a GGUF file, and how it was read.
-
-    ``type``: in the file. ``nbytes``: there. ``format``: that it was carried into; None where it is plain.
-    ``reason``: why its blocks were decoded to float32; None where they were not.
-    """
-
-    name: str
-    type: str
-    shape: tuple[int, ...]
-    nbytes: int
-    format: str | None
-    reason: str | None
 
 
 @checks_arguments

@@ -31,7 +31,6 @@ from octavo.interchange.ggml_pack import (
 )
 from octavo.interchange.ggml_types import GgmlType
 from octavo.interchange.gguf import GgufFile
-from octavo.interchange.gguf_folder import is_gguf
 from octavo.interchange.gguf_metadata import TYPE_OF, FormerFile, Typed, text, typed, u32
 from octavo.interchange.gguf_names import (
     FACTORS,
@@ -48,6 +47,7 @@ from octavo.interchange.gguf_tokenizer import PREFIX
 from octavo.interchange.gguf_tokenizer_keys import CHAT_TEMPLATE, same_tokenizer, tokenizer_keys
 from octavo.interchange.gguf_writer import FileTensor, write_file
 from octavo.interchange.model_source import ModelSource, model_source
+from octavo.interchange.readers import is_gguf
 from octavo.model_folder.companion_files import regular_member
 from octavo.model_folder.merged_tensors import MergedTensor
 from octavo.storage.reading import read_json

@@ -1,6 +1,6 @@
 """A model as writers of other packages' files take it: tensors of a folder by name, read one at a time.
 
-A folder of transformers, a model folder of ours, or a GGUF file. With a recipe the model is packed first, as
+A folder of transformers, a model folder of ours, or another package's file. With a recipe the model is packed first, as
 ``octavo pack`` packs it.
 """
 
@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ContainerError, ModelError
-from octavo.interchange.gguf_folder import as_folder, is_gguf
+from octavo.interchange.conversion import as_folder
+from octavo.interchange.readers import reader_of
 from octavo.model_folder.features.described_layers import LAYERS
 from octavo.model_folder.features.rewritten_modules import REWRITTEN
 from octavo.model_folder.hf_loading import load_config
@@ -68,15 +69,18 @@ class ModelSource:
 def model_source(
     path: str | os.PathLike[str], *, recipe: Recipe | None = None, check: Check | None = None, bar: Bar | None = None
 ) -> Iterator[ModelSource]:
-    """Give the model of a folder or GGUF file, packed by ``recipe`` where one is given.
+    """Give the model of a folder or of another package's file, packed by ``recipe`` where one is given.
 
     ``check``: called with the plan of a recipe before anything is packed. ``bar``: shows the packing.
 
     Raises ModelError and ContainerError as :func:`octavo.load_model`, FormatError as :func:`octavo.quantize_model`.
     """
     path = Path(path)
-    if is_gguf(path):
-        with as_folder(path, packed=recipe is None) as (folder, notes), _of_folder(folder, recipe, check, bar) as model:
+    reader = reader_of(path)
+    if reader is not None:
+        with ExitStack() as stack:
+            folder, notes = stack.enter_context(as_folder(reader.open(path), packed=recipe is None))
+            model = stack.enter_context(_of_folder(folder, recipe, check, bar))
             yield replace(model, path=path, notes=[*notes, *model.notes])
     else:
         refuse_file(path)

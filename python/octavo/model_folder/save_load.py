@@ -47,7 +47,7 @@ from octavo.model_folder.weight_files import (
 )
 from octavo.nn.former_names import current_names
 from octavo.nn.meta_tensors import refuse_meta
-from octavo.storage import file_kinds, files, folders
+from octavo.storage import files, folders
 from octavo.storage.arguments import checks_arguments
 from octavo.tensors import container
 from octavo.tensors.packed_tensor import PackedTensor
@@ -151,10 +151,11 @@ def load_model(
         >>> torch.equal(loaded(x), packed(x))
         True
     """
-    if file_kinds.kind_of_file(path) == file_kinds.GGUF:
+    reader = late("foreign_reader")(path)
+    if reader is not None:
         if model is not None:
-            raise ModelError(f"{os.fspath(path)}: a GGUF file says what to build; leave model out")
-        return cast("nn.Module", late("gguf_model")(path))
+            raise ModelError(f"{os.fspath(path)}: {reader.kind} says what to build; leave model out")
+        return cast("nn.Module", reader.load(path))
     source = Checkpoint.open(path)
     loaded = _load(source, model, mmap)
     if source.is_folder:
@@ -197,15 +198,20 @@ def _load(source: Checkpoint, model: nn.Module | Callable[[], nn.Module] | None,
 
 
 def fill_packed(
-    model: nn.Module, tensors: Mapping[str, Tensor | PackedTensor], ties: Mapping[str, str], file: Path
+    model: nn.Module,
+    tensors: Mapping[str, Tensor | PackedTensor],
+    ties: Mapping[str, str],
+    file: Path,
+    metadata: Mapping[str, str],
 ) -> nn.Module:
     """Return a float ``model`` without weights, filled; packed tensors become packed layers, or are decoded.
 
     ``tensors``: by name in the model. ``ties``: further names, and the tensor that each is tied to. ``file``: for
-    errors. Raises ContainerError for tensors that do not fit the model.
+    errors. ``metadata``: texts of features that a file would have. Raises ContainerError for tensors that do not fit
+    the model.
     """
     structure = describe_packed(model, {**tensors, **{name: tensors[first] for name, first in ties.items()}})
-    return _filled(Restoration(model, dict(tensors), ties, file, from_config=True), structure, {})
+    return _filled(Restoration(model, dict(tensors), ties, file, from_config=True), structure, metadata)
 
 
 def fill_folder(model: nn.Module, folder: Path) -> None:

@@ -1,0 +1,70 @@
+"""The kinds of files of other packages that are read in the place of model folders. torch is loaded when one is read.
+
+A new kind is one file that makes a :class:`~octavo.interchange.foreign_model.ForeignModel`, and a :class:`Reader` here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.storage import file_kinds
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from octavo.interchange.foreign_model import ForeignModel
+    from octavo.tensors.tensor_entry import TensorEntry
+
+Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A kind of files.
+
+    ``kind``: what such a file is, for messages. ``takes``: whether a path is one. ``open``: its model, tensors unread;
+    raises ContainerError for a damaged one. ``contents``: table of contents and metadata, without torch.
+    """
+
+    kind: str
+    takes: Callable[[Path], bool]
+    open: Callable[[Path], ForeignModel]
+    contents: Callable[[Path], tuple[list[TensorEntry], dict[str, str]]]
+
+    def load(self, path: Path) -> nn.Module:
+        """Return the model of a file; warn of tensors that were decoded, and tell what was left out."""
+        from octavo.interchange.foreign_model import load_foreign_model, tell_decoded
+
+        model, origins = load_foreign_model(self.open(path))
+        tell_decoded(path, origins)
+        return model
+
+
+def reader_of(path: Path) -> Reader | None:
+    """Return what reads a path; None for files and folders of ours and of transformers."""
+    return next((reader for reader in READERS if reader.takes(path)), None)
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is a GGUF file, by its first bytes."""
+    return file_kinds.kind_of_file(path) == file_kinds.GGUF
+
+
+def _open_gguf(path: Path) -> ForeignModel:
+    from octavo.interchange.gguf_model import GgufModel
+
+    return GgufModel.open(path)
+
+
+def _gguf_contents(path: Path) -> tuple[list[TensorEntry], dict[str, str]]:
+    from octavo.interchange.gguf import GgufFile
+    from octavo.interchange.gguf_contents import entries_of, metadata_texts
+
+    file = GgufFile(path)
+    return entries_of(file), metadata_texts(file)
+
+
+READERS = (Reader("a GGUF file", is_gguf, _open_gguf, _gguf_contents),)
