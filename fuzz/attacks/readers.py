@@ -17,6 +17,7 @@ import transformers
 from octavo import lora
 from octavo.compress.text_compression import text_job
 from octavo.data import BytePairTokenizer, CharTokenizer
+from octavo.interchange.foreign_readers import reader_of
 from octavo.interchange.gguf_tensors import load_gguf
 from octavo.lab.classifiers import Classifier, ClassifierConfig
 from octavo.lab.classifiers import kinds as classifiers
@@ -271,6 +272,33 @@ def _read_gguf(folder: Path) -> None:
         octavo.load_model(folder / "x.gguf")
 
 
+def _compressed_tensors(folder: Path) -> None:
+    from helpers.compressed_models import ARGS, folder_of, weights
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(WORDS), hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=32,
+    )  # fmt: skip
+    forms = {
+        "q_proj": ("words", weights(4)), "k_proj": ("words", weights(3, symmetric=False), True),
+        "v_proj": ("nvfp4", ARGS["nvfp4"]), "o_proj": ("bytes", weights(8, strategy="channel")),
+        "gate_proj": ("mxfp4", ARGS["mxfp4"]), "up_proj": ("mxfp8", ARGS["mxfp8"]),
+        "down_proj": ("float", weights(8, "float", "channel")),
+    }  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    folder_of(model, folder, lambda name: forms.get(name.rpartition(".")[2]), files=2)
+
+
+def _read_compressed_tensors(folder: Path) -> None:
+    reader = reader_of(folder)
+    if reader is not None:
+        reader.contents(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", octavo.OctavoWarning)
+        octavo.load_model(folder)
+
+
 def _read_container(folder: Path) -> None:
     file = folder / "a.safetensors"
     octavo.inspect(file)
@@ -335,6 +363,7 @@ READERS: dict[str, tuple[list[Callable[[Path], None]], Callable[[Path], Any]]] =
     "run": ([_run], _read_run),
     "container": ([_container], _read_container),
     "gguf": ([_gguf], _read_gguf),
+    "compressed-tensors": ([_compressed_tensors], _read_compressed_tensors),
     "recipes": ([_recipes], _read_recipes),
     "seq2seq": ([_seq2seq], _read_seq2seq),
     "gpt": ([_gpt], load_language_model),

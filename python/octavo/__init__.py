@@ -19,9 +19,9 @@ GPUs                    cuda (info, warmup, prebuild)
 
 Further rooms: data (readers, tokenizers), ops (the torch ops), tensors (formats, packed tensors, files of tensors),
 report (reports of compressions), model_folder, engine, search (sensitivities, allocation), compress (the main job),
-interchange (GGUF files), storage. The laboratory is ``octavo.lab``: our own models and questions about formats. Every
-error is an OctavoError, in ``octavo.errors``. ``octavo --help`` lists the commands, ARCHITECTURE.md says where
-everything stands.
+interchange (files of other packages), storage. The laboratory is ``octavo.lab``: our own models and questions about
+formats. Every error is an OctavoError, in ``octavo.errors``. ``octavo --help`` lists the commands, ARCHITECTURE.md says
+where everything stands.
 
 Importing this package loads neither torch nor numpy; they load when a tensor is first touched.
 """
@@ -196,7 +196,7 @@ _late_binding.bind(
         "dumps": "octavo.tensors.container",
         "float_model": "octavo.model_folder.float_model",
         "float_kinds": "octavo.nn.registry",
-        "foreign_reader": "octavo.interchange.readers:reader_of",
+        "foreign_reader": "octavo.interchange.foreign_readers:reader_of",
         "kind_of": "octavo.nn.registry",
         "layers_in_reach": "octavo.nn.rewriting",
         "loads_one": "octavo.tensors.container",

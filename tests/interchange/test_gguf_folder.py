@@ -15,11 +15,11 @@ from helpers.gguf_models import file_of
 from helpers.models import transformer
 from octavo import ContainerError
 from octavo.interchange.conversion import Conversion, as_folder
+from octavo.interchange.foreign_readers import reader_of
 from octavo.interchange.gguf import GgufFile
 from octavo.interchange.gguf_contents import entries_of, metadata_texts
 from octavo.interchange.gguf_model import GgufModel, load_gguf_model
 from octavo.interchange.gguf_tokenizer import tokenizer_files
-from octavo.interchange.readers import reader_of
 
 TEXTS = ["The rain in Spain: 1234 times, 56.7 %!", "  two  spaces\n\nand\tlines", "it's naïve, they'll cafés 日本 ½"]
 SPECIAL = ["<|end|>", "<|user|>"]

@@ -15,7 +15,7 @@ def folder_of(model: str, *, packed: bool) -> Iterator[str]:
     """
     from octavo.display.console import console
     from octavo.interchange.conversion import as_folder
-    from octavo.interchange.readers import reader_of
+    from octavo.interchange.foreign_readers import reader_of
 
     reader = reader_of(model)
     if reader is None:

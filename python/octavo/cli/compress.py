@@ -205,7 +205,7 @@ def _command() -> str:
 
 def _check_out(model: str, out: Path, *, force: bool) -> None:
     """Refuse an output that is there, or that lies in the input, before the work begins."""
-    from octavo.interchange.readers import reader_of
+    from octavo.interchange.foreign_readers import reader_of
 
     if Path(model).is_file() and reader_of(model) is None:
         raise OctavoError(f"{model}: a folder with configuration, tokenizer and weights is needed, this is a file")

@@ -23,7 +23,8 @@ def run(
 
     The table has name, format, shape, logical dtype, bytes and bits per element of every tensor, from the header
     alone. Of sparse codes it has the share of zeros and the bytes that dense ones would take. Of a compacted model it
-    has the numbers of heads and neurons. A GGUF file has the names of its types for formats.
+    has the numbers of heads and neurons. A GGUF file has the names of its types for formats, a folder of
+    compressed-tensors how its weights are packed.
 
     \b
     Examples:
@@ -32,7 +33,7 @@ def run(
     """
     from octavo.display.console import console, print_json, print_table
     from octavo.display.numbers import size
-    from octavo.interchange.readers import reader_of
+    from octavo.interchange.foreign_readers import reader_of
     from octavo.model_folder.model_config import stated_sizes
     from octavo.model_folder.weight_files import Checkpoint
     from octavo.model_folder.weight_tables import entry_dict, entry_table

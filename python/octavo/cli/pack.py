@@ -12,7 +12,7 @@ from octavo.cli._foreign_files import folder_of
 from octavo.errors import ContainerError, FormatError, ModelError
 
 if TYPE_CHECKING:
-    from octavo.interchange.readers import Reader
+    from octavo.interchange.foreign_readers import Reader
     from octavo.model_folder.pack_checkpoint import TensorReport
     from octavo.model_folder.pack_folder import OpenFolder
     from octavo.model_folder.weight_files import Checkpoint
@@ -25,7 +25,10 @@ DEFAULT = "mxint8"
 
 def run(
     path: Annotated[
-        Path, typer.Argument(metavar="IN", help="A safetensors or GGUF file, or a Hugging Face model folder.")
+        Path,
+        typer.Argument(
+            metavar="IN", help="A safetensors or GGUF file, or a Hugging Face model folder, also of compressed-tensors."
+        ),
     ],
     out: OutOption,
     recipe: Annotated[
@@ -49,8 +52,9 @@ def run(
     Where transformers is not installed or does not know the model, its tensors are packed without the model, and the
     output says why. A safetensors file becomes a file of tensors. The output appears whole or not at all.
 
-    Without a recipe, blocks of a GGUF file that a format holds keep their values, and others are decoded to float32;
-    the output says which, and why. With a recipe all are decoded and packed anew.
+    Without a recipe, weights of a GGUF file or of a folder of compressed-tensors keep their codes where a format holds
+    them, and others are decoded to floats; the output says which, and why. With a recipe all are decoded and packed
+    anew.
 
     A recipe is a list of rules separated by ';', or a file NAME.toml. The last rule that matches decides:
 
@@ -87,7 +91,7 @@ def run(
       octavo pack pruned/ -o small/ --recipe int8:g32 --sparse
       octavo pack smollm2/ -o small/ --untie --recipe 'int4:g32; lm_head=int8:g32'
     """
-    from octavo.interchange.readers import reader_of
+    from octavo.interchange.foreign_readers import reader_of
 
     rules = None if recipe is None else read_recipe(recipe)
     reader = reader_of(path)

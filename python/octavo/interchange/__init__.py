@@ -3,7 +3,7 @@
 :mod:`~octavo.interchange.gguf` parses the file, :mod:`~octavo.interchange.gguf_tensors` gives its tensors, and
 :mod:`~octavo.interchange.gguf_model` its model, by the names in :mod:`~octavo.interchange.gguf_names`;
 :mod:`~octavo.interchange.conversion` writes a model folder of any model that
-:mod:`~octavo.interchange.readers` opens. Of ggml's blocks,
+:mod:`~octavo.interchange.foreign_readers` opens. Of ggml's blocks,
 :mod:`~octavo.interchange.ggml_types` lists the types, :mod:`~octavo.interchange.ggml_decode` decodes them, and
 :mod:`~octavo.interchange.ggml_carry` carries them into formats of ours.
 

@@ -23,7 +23,7 @@ class TensorOrigin:
     """A tensor of another package's file, and how it was read.
 
     ``type``: in the file. ``nbytes``: there. ``format``: that it was carried into; None where it is plain.
-    ``reason``: why its blocks were decoded to floats; None where they were not.
+    ``reason``: why its blocks were decoded to ``dtype``; None where they were not.
     """
 
     name: str
@@ -32,6 +32,7 @@ class TensorOrigin:
     nbytes: int
     format: str | None
     reason: str | None
+    dtype: str = "float32"
 
 
 class ForeignModel(Protocol):
@@ -110,4 +111,5 @@ def decoded_sentence(origins: Sequence[TensorOrigin]) -> str | None:
         return None
     listed = "; ".join(f"{count} of {kind}: {reason}" for (kind, reason), count in reasons.most_common(3))
     more = f"; {len(reasons) - 3} more reasons" if len(reasons) > 3 else ""
-    return f"{sum(reasons.values())} of {len(origins)} tensors are decoded to float32: {listed}{more}"
+    dtypes = " and ".join(sorted({origin.dtype for origin in origins if origin.reason is not None}))
+    return f"{sum(reasons.values())} of {len(origins)} tensors are decoded to {dtypes}: {listed}{more}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ContainerError, ModelError
 from octavo.interchange.conversion import as_folder
-from octavo.interchange.readers import reader_of
+from octavo.interchange.foreign_readers import reader_of
 from octavo.model_folder.features.described_layers import LAYERS
 from octavo.model_folder.features.rewritten_modules import REWRITTEN
 from octavo.model_folder.hf_loading import load_config

@@ -16,6 +16,7 @@ from octavo.model_folder.features.described_layers import packed_class, plain
 from octavo.model_folder.features.rewritten_modules import REWRITTEN, origins_of
 from octavo.model_folder.hf_loading import CONFIG, extent_of, foreign, known, load_config
 from octavo.model_folder.model_config import OwnModel, own_model
+from octavo.model_folder.quantization_entry import ENTRY
 from octavo.model_folder.size_limits import Extent
 from octavo.model_folder.skeleton import build, build_class, build_from_config, drop_pooler, model_class
 from octavo.model_folder.structure import outline, read_structure
@@ -93,16 +94,21 @@ def _with_dtypes(model: nn.Module, source: Checkpoint) -> nn.Module:
     return model
 
 
-def fitting(source: Checkpoint, tensors: Mapping[str, Stored]) -> tuple[nn.Module, Places]:
+def fitting(
+    source: Checkpoint, tensors: Mapping[str, Stored], *, is_unpacked: bool = False
+) -> tuple[nn.Module, Places]:
     """Return the model of a folder without memory for its weights, and the tensors by their names in it.
 
     The class is the first of those that ``config.json`` names of which no weight is missing, else the usual one of that
-    configuration. ``tensors``: those of ``source``. Raises ModelError where transformers or ``config.json`` is missing,
-    ContainerError where transformers does not know the model, or naming a weight that is missing.
+    configuration. ``tensors``: those of ``source``. ``is_unpacked``: they are as transformers has them once it has
+    undone the packing that ``quantization_config`` names. Raises ModelError where transformers or ``config.json`` is
+    missing, ContainerError where transformers does not know the model, or naming a weight that is missing.
     """
     folder = source.folder
     config, values = load_config(folder)
-    if getattr(config, "quantization_config", None) is not None:
+    if is_unpacked and hasattr(config, ENTRY):
+        delattr(config, ENTRY)
+    if getattr(config, ENTRY, None) is not None:
         raise ContainerError(
             f"{folder / CONFIG}: quantization_config asks for the packing of another library; save the model without it"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,11 +41,20 @@ def entry_of(model: nn.Module) -> dict[str, Any] | None:
 
 def folder_entry(folder: Path) -> dict[str, Any]:
     """Return our entry in the ``config.json`` of a folder; an empty one where there is none that can be read."""
+    entry = packing_entry(folder)
+    return entry if is_ours(entry) else {}
+
+
+def packing_entry(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the entry in the ``config.json`` of a folder, of whatever package; an empty one where there is none.
+
+    A configuration that cannot be read has none: whoever opens the folder says why.
+    """
     try:
-        entry = read_json(folder / CONFIG, finite=False).get(ENTRY)
+        entry = read_json(Path(folder) / CONFIG, finite=False).get(ENTRY)
     except (OctavoError, OSError):
         return {}
-    return entry if isinstance(entry, dict) and is_ours(entry) else {}
+    return entry if isinstance(entry, dict) else {}
 
 
 def is_ours(entry: Any) -> bool:

@@ -125,7 +125,8 @@ def load_model(
     registers (:mod:`octavo.model_folder.subject_registry`); no code of the folder runs. Folders that transformers wrote
     are read, too, in one file or in shards, and keep their dtypes; and those of ``octavo lab train``, ``compress`` and
     ``unpack``. Tensors that are packed in no layer, such as those of an LSTM, are decoded. Source: FORMATS.md section
-    5. Of a GGUF file, blocks that a format holds stay packed and others are decoded to float32, which is warned of.
+    5. Of a GGUF file, and of a folder that compressed-tensors has packed, weights that a format holds stay packed;
+    others are decoded to floats, which is warned of.
 
     Args:
         path: a model folder, a file of weights, or a GGUF file.
@@ -155,7 +156,10 @@ def load_model(
     if reader is not None:
         if model is not None:
             raise ModelError(f"{os.fspath(path)}: {reader.kind} says what to build; leave model out")
-        return cast("nn.Module", reader.load(path))
+        opened = cast("nn.Module", reader.load(path))
+        if os.path.isdir(path):
+            carry_files(opened, Path(path))
+        return opened
     source = Checkpoint.open(path)
     loaded = _load(source, model, mmap)
     if source.is_folder:

@@ -7,6 +7,7 @@ from addresses.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import sys
@@ -487,6 +488,30 @@ def inspect(path: str | os.PathLike[str]) -> list[TensorEntry]:
         b packed mxfp4 (64,) 34
     """
     return [_line(*entry) for entry in _reader(path, False).entries()]
+
+
+def plain_bytes(path: str | os.PathLike[str], name: str) -> bytes:
+    """Return the bytes of a small plain tensor, without torch.
+
+    Args:
+        path: file to read.
+        name: of the tensor.
+
+    Returns:
+        Its bytes, little-endian.
+
+    Raises:
+        ContainerError: for an invalid file, or one without the tensor.
+        OSError: as the system gives it.
+    """
+    reader = _reader(path, False)
+    span = reader.part(name)
+    data = bytearray(span[1] if span else 0)
+    if span is None:
+        raise ContainerError(f"{os.fspath(path)}: no tensor {name!r}")
+    if data:
+        reader.read_into(name, ctypes.addressof((ctypes.c_char * len(data)).from_buffer(data)), len(data))
+    return bytes(data)
 
 
 def metadata(path: str | os.PathLike[str]) -> dict[str, str]:

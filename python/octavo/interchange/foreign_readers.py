@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo.model_folder.quantization_entry import packing_entry
 from octavo.storage import file_kinds
 
 if TYPE_CHECKING:
@@ -67,4 +68,34 @@ def _gguf_contents(path: Path) -> tuple[list[TensorEntry], dict[str, str]]:
     return entries_of(file), metadata_texts(file)
 
 
-READERS = (Reader("a GGUF file", is_gguf, _open_gguf, _gguf_contents),)
+def _open_compressed_tensors(path: Path) -> ForeignModel:
+    from octavo.interchange.compressed_tensors_folder import open_folder
+
+    return open_folder(path)
+
+
+def _compressed_tensors_contents(path: Path) -> tuple[list[TensorEntry], dict[str, str]]:
+    from octavo.interchange.compressed_tensors_contents import contents_of
+
+    return contents_of(path)
+
+
+def _is_packed_by(method: str) -> Callable[[Path], bool]:
+    """Return whether a path is a folder that the package named ``method`` has packed."""
+
+    def takes(path: Path) -> bool:
+        return os.path.isdir(path) and packing_entry(path).get("quant_method") == method
+
+    return takes
+
+
+READERS = (
+    Reader("a GGUF file", is_gguf, _open_gguf, _gguf_contents),
+    Reader(
+        "a folder of compressed-tensors",
+        _is_packed_by("compressed-tensors"),
+        _open_compressed_tensors,
+        _compressed_tensors_contents,
+    ),
+)
+"""All kinds, each with what it is called, found by, read by and listed by."""

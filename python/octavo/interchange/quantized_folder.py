@@ -1,0 +1,248 @@
+"""Folders of transformers whose weights another package has packed: ``quantization_config`` names the package.
+
+A package is a :class:`Packing`: which tensors of the folder make a weight, and what the weight is. The model, the names
+of its tensors and its other files are those of the folder.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from octavo.errors import ContainerError
+from octavo.interchange.foreign_model import TensorOrigin
+from octavo.model_folder.companion_files import belonging, copy_companions
+from octavo.model_folder.infer_structure import fitting
+from octavo.model_folder.merged_tensors import MergedTensor
+from octavo.model_folder.model_config import CONFIG
+from octavo.model_folder.quantization_entry import ENTRY, packing_entry
+from octavo.model_folder.tensor_names import Places
+from octavo.model_folder.weight_files import Checkpoint
+from octavo.storage import files
+from octavo.storage.reading import read_json, shown
+from octavo.tensors.packed_tensor import FLOATS, PackedTensor
+
+
+class PackedWeight(Protocol):
+    """A weight that a package has packed in one or several tensors."""
+
+    @property
+    def type(self) -> str:
+        """How it is packed, for people."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the values."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the values that the package decodes it to."""
+
+    def carry(self, dtype: torch.dtype) -> PackedTensor | str:
+        """Return the weight of a logical dtype in a format of ours, or why none holds it."""
+
+    def decode(self) -> Tensor:
+        """Return the values, to the bit those of the package."""
+
+
+class Packing(Protocol):
+    """The weights of a folder that a package has packed."""
+
+    @property
+    def weights(self) -> Mapping[str, PackedWeight]:
+        """By the names that the float weights would have in the folder."""
+
+    @property
+    def taken(self) -> Collection[str]:
+        """Names of the tensors that the weights are made of, or that no float model has."""
+
+    def settle(self, layers: Mapping[str, Sequence[str]]) -> None:
+        """Take the names that weights have in the model, and the classes of their layers: ``(name, *classes)``.
+
+        Raises ContainerError for weights whose tensors are not those that the configuration says.
+        """
+
+    def notes(self) -> list[str]:
+        """Return sentences on what of the configuration is not in the model."""
+
+    def metadata(self, names: Mapping[str, str]) -> dict[str, str]:
+        """Return what a file of packed weights says, so that they can be written back; ``names``: in the model."""
+
+
+_JOINED = "the model joins it with others to one tensor, which no packed layer multiplies"
+
+ReadPacking = Callable[[Mapping[str, Tensor], Mapping[str, Any], str], Packing]
+"""Makes the packing of the tensors of a folder, ``quantization_config``, and the file for errors."""
+
+
+@dataclass(frozen=True)
+class QuantizedFolder:
+    """The model of such a folder before its weights are read. ``network``: on the meta device, not to be changed.
+
+    ``places``: where tensors go; a packed weight is a tensor on the meta device there.
+    """
+
+    source: Checkpoint
+    packing: Packing
+    network: nn.Module
+    places: Places
+    stand_ins: Mapping[str, Tensor]
+
+    @classmethod
+    def open(cls, path: Path, read: ReadPacking) -> QuantizedFolder:
+        """Read the headers of a folder.
+
+        Raises ContainerError for a folder that is damaged, or of no model that transformers has; ModelError without it.
+        """
+        source = Checkpoint.open(path)
+        tensors = {name: tensor for name, tensor in source.tensors().items() if isinstance(tensor, Tensor)}
+        label = str(path / CONFIG)
+        packing = read(tensors, packing_entry(path), label)
+        plain = {name: tensor for name, tensor in tensors.items() if name not in packing.taken}
+        twice = plain.keys() & packing.weights.keys()
+        if twice:
+            raise ContainerError(f"{path}: {shown(min(twice))} is there packed and plain; keep one of them")
+        stand_ins = {
+            name: torch.empty(weight.shape, dtype=weight.dtype, device="meta")
+            for name, weight in packing.weights.items()
+        }
+        network, places = fitting(source, {**plain, **stand_ins}, is_unpacked=True)
+        folder = cls(source, packing, network, places, stand_ins)
+        folder._check()
+        return folder
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self.source.path
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Configuration of transformers without the packing."""
+        values = read_json(self.path / CONFIG, finite=False)
+        return {name: value for name, value in values.items() if name != ENTRY}
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Names of tensors in the model."""
+        return {name: name for name in self.places.tensors}
+
+    @property
+    def ties(self) -> Mapping[str, str]:
+        """Names in the model of tensors that are another one, with its name."""
+        return self.places.ties
+
+    def skeleton(self) -> nn.Module:
+        """Return the float model without memory for its weights."""
+        return copy.deepcopy(self.network)
+
+    def carried(self, name: str) -> tuple[PackedTensor | None, TensorOrigin]:
+        """Return a tensor in a format of ours, None where none holds it or it is plain, and how it is to be read."""
+        placed, weight = self.places.tensors[name], self._weight(name)
+        dtype = str(self.dtype(name)).removeprefix("torch.")
+        origin = TensorOrigin(name, dtype, self.shape(name), placed.nbytes, None, None, dtype)
+        if isinstance(placed, MergedTensor):
+            parts = [one for part in self._parts(placed) if (one := self.packing.weights.get(part)) is not None]
+            if not parts:
+                return None, origin
+            nbytes = sum(one.nbytes for one in parts)
+            return None, replace(origin, type=parts[0].type, nbytes=nbytes, reason=_JOINED)
+        if weight is None:
+            return None, origin
+        origin, carried = replace(origin, type=weight.type, nbytes=weight.nbytes), weight.carry(self.dtype(name))
+        if isinstance(carried, str):
+            return None, replace(origin, reason=carried)
+        return carried, replace(origin, format=str(carried.format))
+
+    def decoded(self, name: str) -> Tensor:
+        """Return the values of a tensor as the float model has it."""
+        placed, weight = self.places.tensors[name], self._weight(name)
+        if weight is not None:
+            return weight.decode().to(self.dtype(name))
+        if not isinstance(placed, MergedTensor):
+            return self.places.value(name)
+        sources = {
+            pattern: [
+                (part, self.packing.weights[part].decode() if part in self.packing.weights else tensor)
+                for part, tensor in tensors
+            ]
+            for pattern, tensors in placed.sources.items()
+        }
+        return replace(placed, sources=sources).tensor().to(self.dtype(name))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape that a tensor has in the float model."""
+        return tuple(self.places.tensors[name].shape)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the dtype that a tensor has in the float model."""
+        stored, wanted = self.places.tensors[name].dtype, self.places.dtypes[name]
+        return wanted if stored in FLOATS and wanted in FLOATS else stored
+
+    def notes(self) -> list[str]:
+        """Return sentences on what of the folder is not in the model."""
+        left = self.places.left_out
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        kind = type(self.network).__name__
+        told_left = [f"left out, for a {kind} has no place for them: {', '.join(left[:3])}{more}"] if left else []
+        return [*self.packing.notes(), *told_left]
+
+    def companions(self) -> list[str]:
+        """Return the names of the tokenizer's files."""
+        return belonging(self.path)
+
+    def write_companions(self, folder: Path) -> None:
+        """Copy configuration, tokenizer and other files; the packing is left out of the configuration."""
+        copy_companions(self.path, folder)
+        files.write(folder / CONFIG, json.dumps(self.config, indent=2) + "\n")
+
+    def metadata(self) -> dict[str, str]:
+        """Return what a file of packed weights says about the folder."""
+        return self.packing.metadata(self._model_names)
+
+    @cached_property
+    def _by_identity(self) -> Mapping[int, str]:
+        return {id(tensor): name for name, tensor in self.stand_ins.items()}
+
+    @cached_property
+    def _model_names(self) -> Mapping[str, str]:
+        """Names in the model of the weights that are one tensor there."""
+        return {own: name for name, placed in self.places.tensors.items() if (own := self._by_identity.get(id(placed)))}
+
+    def _weight(self, name: str) -> PackedWeight | None:
+        own = self._by_identity.get(id(self.places.tensors[name]))
+        return None if own is None else self.packing.weights[own]
+
+    @staticmethod
+    def _parts(placed: MergedTensor) -> list[str]:
+        return [part for tensors in placed.sources.values() for part, _ in tensors]
+
+    def _check(self) -> None:
+        """Refuse tensors of other shapes than the model's, and tell the packing where its weights are."""
+        state = self.network.state_dict(keep_vars=True)
+        layers: dict[str, Sequence[str]] = {}
+        for name, placed in self.places.tensors.items():
+            if tuple(placed.shape) != tuple(state[name].shape):
+                label = self._by_identity.get(id(placed), name)
+                raise ContainerError(
+                    f"{self.path}: {shown(label)}: shape {list(placed.shape)}; by the configuration {name} is "
+                    f"{list(state[name].shape)}"
+                )
+            if isinstance(placed, MergedTensor):
+                layers |= {part: (part, "Linear", "Module") for part in self._parts(placed)}
+            elif (own := self._by_identity.get(id(placed))) is not None:
+                layer = self.network.get_submodule(name.rpartition(".")[0])
+                layers[own] = (name, *(kind.__name__ for kind in type(layer).__mro__))
+        self.packing.settle({name: layer for name, layer in layers.items() if name in self.packing.weights})
