@@ -24,6 +24,7 @@ from octavo.interchange.ggml_carry import CARRIERS
 from octavo.interchange.gguf import GgufFile
 from octavo.interchange.gguf_metadata import NAME, FormerFile
 from octavo.interchange.gguf_model import GgufModel
+from octavo.interchange.gguf_tokenizer_keys import tokenizer_keys
 
 pytest.importorskip("transformers")
 MAKERS = {"llama": llama, "gpt2": gpt2, "bert": bert}
@@ -410,6 +411,20 @@ def test_what_was_changed_in_a_folder_is_written_anew(file, tmp_path):
     assert found["tokenizer.chat_template"] == "new" and found["tokenizer.ggml.pre"] == "smollm"
 
 
+def test_a_recipe_packs_a_file_anew_and_keeps_its_metadata(file, tmp_path):
+    path = file(file_of(llama(), "llama", lambda name: "Q8_0", [("general.name", "str", "mine"), *OTHER_KEYS[1:-1]]))
+    report = convert(path, tmp_path / "y.gguf", "gguf", recipe="int4:g32")
+    assert {tensor.type for tensor in report.tensors} == {"F32", "Q4_0"}
+    found, first = GgufFile(tmp_path / "y.gguf"), GgufFile(path)
+    assert found.metadata["general.name"] == "mine" and found.metadata["general.file_type"] == 2
+    assert {key: found.metadata[key] for key in first.metadata if key != "x.f64"} == {
+        key: value
+        for key, value in first.metadata.items()
+        if key != "x.f64"  # NaN
+    }
+    assert list(found.tensors) == list(first.tensors)
+
+
 def test_decoded_tensors_are_floats_in_the_file_again(file, tmp_path):
     """Blocks that no format holds are float32 in the folder; their type is made anew, and what it says of the file."""
     path = file(
@@ -596,6 +611,34 @@ def test_tokenizers_that_files_lack_are_told(tmp_path, change, told):
     assert report.notes[0].startswith(f"no tokenizer: {told}")
     assert GgufFile(tmp_path / "x.gguf").metadata["tokenizer.ggml.model"] == "none"
     logits_of(tmp_path / "x.gguf")  # llama.cpp runs it with numbers of tokens
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_damaged_tokenizers_are_told_or_read_as_they_are(tmp_path, kind):
+    """Nothing but a reason or keys that are read as the same tokenizer."""
+    rng = random.Random(0)
+    if kind == "gpt2":
+        good = trained("gpt-2")[0].to_str()
+    else:
+        good = json.dumps({"added_tokens": [], "normalizer": {"type": "BertNormalizer", "lowercase": True}, "pre_tokenizer": {"type": "BertPreTokenizer"}, "post_processor": {"type": "BertProcessing", "sep": ["[SEP]", 1], "cls": ["[CLS]", 0]}, "model": {"type": "WordPiece", "vocab": {"[CLS]": 0, "[SEP]": 1, "[UNK]": 2, "a": 3}}})  # fmt: skip
+    names = {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]", "bos_token": "<|user|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    (tmp_path / "tokenizer.json").write_text(good)
+    assert tokenizer_keys(tmp_path, 410, {})[1] is None
+    problems = 0
+    for _ in range(300):
+        (tmp_path / "tokenizer.json").write_text(damaged(good, rng), encoding="utf-8", errors="replace")
+        keys, problem = tokenizer_keys(tmp_path, 410, {"bos_token_id": [1], "pad_token_id": "x"})
+        assert (keys["tokenizer.ggml.model"].value == "none") == (problem is not None)
+        problems += problem is not None
+    assert problems > 100
+    (tmp_path / "tokenizer.json").write_text(good)
+    for text in ("[", "{}", '{"bos_token": 3}', '{"bos_token": {"content": []}}', "null"):
+        (tmp_path / "tokenizer_config.json").write_text(text)
+        try:
+            tokenizer_keys(tmp_path, 410, {})
+        except ContainerError as error:
+            assert "tokenizer_config.json" in str(error)
 
 
 def test_vocabularies_that_do_not_fit_are_told(tmp_path):

@@ -20,7 +20,7 @@ from torch import Tensor
 from octavo.errors import FormatError
 from octavo.interchange.conversion_report import ConversionReport, WrittenTensor
 from octavo.interchange.foreign_readers import is_gguf
-from octavo.interchange.ggml_carry import PLAIN
+from octavo.interchange.ggml_carry import CARRIERS, PLAIN
 from octavo.interchange.ggml_pack import (
     NoTypeError,
     blocks_of,
@@ -271,6 +271,8 @@ def _planned(
     if not isinstance(tensor, PackedTensor):
         return _plain(source, name, tensor, place, wanted)
     origin = str(tensor.format)
+    if wanted not in CARRIERS or CARRIERS[wanted].format != origin:
+        wanted = None  # it was packed anew
     is_matrix = name.rpartition(".")[0] in source.layers
     if origin in _NATIVE and (is_matrix or not place.turned):
         values = tensor.decode(torch.float32)
@@ -280,7 +282,7 @@ def _planned(
     try:
         if place.turned and not is_matrix:
             raise NoTypeError("packed along rows, which a GGUF file has as columns")
-        if place.name in _FLOAT_ALWAYS and wanted in (None, *PLAIN):
+        if place.name in _FLOAT_ALWAYS and wanted is None:
             reason = "llama.cpp takes no blocks here"
         else:
             _refuse_level(tensor.format, place, wanted)
@@ -298,7 +300,7 @@ def _planned(
 
 def _refuse_level(fmt: Format, place: FilePlace, wanted: str | None) -> None:
     """Refuse a factor of a tensor where llama.cpp reads none. Raises NoTypeError."""
-    if fmt.core.has_levels and not place.name.startswith("blk.") and wanted != "NVFP4":
+    if fmt.core.has_levels and not place.name.startswith("blk.") and wanted is None:
         raise NoTypeError("llama.cpp reads a factor of a tensor only in layers")
 
 
