@@ -7,6 +7,7 @@ import typer
 from octavo.cli import (
     _other_packages,
     _process,
+    check,
     compare,
     compress,
     convert,
@@ -66,6 +67,7 @@ def _octavo(
       octavo embed bert-small/ 'a cat' 'a kitten'      run a packed text encoder
       octavo convert small/ small.gguf --to gguf      a file of llama.cpp, without rounding again
       octavo inspect small/                     the tensors of a file or folder
+      octavo check llama-int4/                  what is wrong in a quantised checkpoint of any writer
       octavo report small/ smaller/             compare two compressions
       octavo prune bert/ -o half/ --sparsity 0.5
       octavo tokenize train books.txt -o vocabulary/   learn byte pairs
@@ -84,6 +86,7 @@ app.command("graph")(graph.run)
 app.command("unpack")(unpack.run)
 app.command("convert", no_args_is_help=True)(convert.run)
 app.command("inspect")(inspect.run)
+app.command("check")(check.run)
 app.command("compress")(compress.run)
 app.command("report")(report.run)
 app.command("embed")(embed.run)

@@ -1,0 +1,172 @@
+"""Which reader takes which layer, and by what: the facts of the layouts' own readers, from their sources.
+
+vLLM: ``model_executor/layers/quantization``; llama.cpp: ``conversion/base.py`` and ``ggml``; transformers: its
+quantizers; octavo: what :mod:`octavo.interchange` reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from octavo.errors import ConfigError
+from octavo.interchange.check.stored_layers import (
+    AWQ,
+    BNB4,
+    BNB8,
+    FP8,
+    FP8_BLOCKS,
+    GGML,
+    GPT_OSS,
+    GPTQ,
+    INT8,
+    MODELOPT_NVFP4,
+    MXFP4,
+    MXFP6,
+    MXFP8,
+    NVFP4,
+    OCTAVO,
+    WORDS,
+    Layer,
+    Model,
+)
+
+READERS = ("vllm", "llama.cpp", "transformers", "octavo")
+Verdict = Literal["takes", "decodes", "with conditions", "wrong values", "refuses"]
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a reader treats a number of layers."""
+
+    layout: str
+    verdict: Verdict
+    how: str
+    layers: int
+    example: str
+
+
+def routes(model: Model, reader: str) -> list[Route]:
+    """Return how a reader treats the layers of a checkpoint.
+
+    Args:
+        model: the checkpoint, measured.
+        reader: one of ``READERS``.
+
+    Returns:
+        An entry for each layout and verdict.
+
+    Raises:
+        ConfigError: for another reader.
+    """
+    if reader not in READERS:
+        raise ConfigError(f"reader {reader!r}; accepted are {', '.join(READERS)}")
+    judge = _JUDGES[reader]
+    counts: dict[tuple[str, Verdict, str], list[str]] = {}
+    verdict: Verdict
+    for layer in model.layers:
+        kind = layer.codes.dtype if layer.layout == GGML else layer.layout
+        if layer.layout == WORDS and layer.bits:
+            kind = f"{kind}, {layer.bits} bits"
+        verdict, how = ("refuses", "its parts contradict each other") if layer.broken else judge(layer)
+        counts.setdefault((kind, verdict, how), []).append(layer.name)
+    return [Route(kind, verdict, how, len(names), names[0]) for (kind, verdict, how), names in counts.items()]
+
+
+def _vllm(layer: Layer) -> tuple[Verdict, str]:
+    if layer.layout == WORDS:
+        if not layer.dense:
+            return "wrong values", "words of whole codes are read as a dense stream"
+        if "zeros" in layer.parts and layer.bits not in (4, 8):
+            return "with conditions", "Humming kernels; zero points of this width were not compared"
+        if layer.bits in (4, 8):
+            fits = layer.group in (32, 64, 128, layer.columns) and layer.rows % 64 == 0 and layer.columns % 128 == 0
+            how = "Marlin; scales are cast to the model's dtype"
+            return (
+                ("takes", how)
+                if fits
+                else (
+                    "with conditions",
+                    "Marlin wants rows % 64, columns % 128, groups of 32, 64, 128",
+                )
+            )
+        return "takes", "Humming kernels of newer versions (2, 3, 5, 6, 7 bits)"
+    facts: dict[str, tuple[Verdict, str]] = {
+        INT8: ("takes", "int8 products; scales stay float32"),
+        FP8: ("takes", "float8 products, E4M3"),
+        MXFP8: ("takes", "MXFP8 kernels of newer versions"),
+        MXFP4: ("takes", "MXFP4 weights, E8M0 scales"),
+        MXFP6: ("refuses", "no kernels of E2M3 with block scales"),
+        NVFP4: ("takes", "FP4 products; joined layers take the largest global scale"),
+        MODELOPT_NVFP4: ("takes", "FP4 products; joined layers take the largest global scale"),
+        FP8_BLOCKS: ("takes", "float8 products with a scale for each square block"),
+        GPT_OSS: ("takes", "MXFP4 experts"),
+        GPTQ: ("takes", "GPTQ kernels; checkpoint_format says which zero points"),
+        AWQ: ("takes", "AWQ kernels, gemm order"),
+        BNB4: ("takes", "bitsandbytes kernels"),
+        BNB8: ("takes", "bitsandbytes kernels"),
+        GGML: ("refuses", "GGUF files left vLLM"),
+        OCTAVO: ("refuses", "our containers have no reader there"),
+    }
+    return facts[layer.layout]
+
+
+def _llama(layer: Layer) -> tuple[Verdict, str]:
+    if layer.layout == GGML:
+        return "takes", "its own blocks"
+    if layer.layout == WORDS:
+        if layer.bits in (3, 5, 6, 7):
+            dense = "a dense stream is read as words of whole codes" if layer.dense else ""
+            return (
+                ("wrong values", dense) if dense else ("decodes", "convert_hf_to_gguf.py unpacks whole codes of a word")
+            )
+        return "decodes", "convert_hf_to_gguf.py, one config group of strategy group"
+    if layer.layout in (INT8, FP8, FP8_BLOCKS):
+        return "decodes", "convert_hf_to_gguf.py, by channel or block"
+    if layer.layout == GPT_OSS:
+        return "takes", "convert_hf_to_gguf.py packs the same codes anew"
+    if layer.layout in (GPTQ, AWQ, BNB4, BNB8):
+        return "refuses", "convert_hf_to_gguf.py maps no such tensors"
+    if layer.layout in (NVFP4, MODELOPT_NVFP4):
+        return "with conditions", "conversions of NVFP4 were reported wrong (llama.cpp 27178)"
+    return "refuses", "convert_hf_to_gguf.py has no case for it"
+
+
+def _transformers(layer: Layer) -> tuple[Verdict, str]:
+    if layer.layout == GGML:
+        return "decodes", "gguf_file= decodes to float, on a CPU always"
+    if layer.layout == OCTAVO:
+        return "takes", "after import octavo.transformers"
+    if layer.layout == WORDS and not layer.dense:
+        return "wrong values", "compressed-tensors from 0.18 reads a dense stream"
+    packages = {
+        **dict.fromkeys((WORDS, INT8, FP8, MXFP8, MXFP6, MXFP4, NVFP4), "compressed-tensors"),
+        **dict.fromkeys((GPTQ, AWQ), "GPTQModel"),
+        **dict.fromkeys((BNB4, BNB8), "bitsandbytes"),
+        **dict.fromkeys((FP8_BLOCKS, GPT_OSS), "its own kernels"),
+        MODELOPT_NVFP4: "ModelOpt",
+    }
+    return "takes", f"with {packages[layer.layout]}"
+
+
+def _octavo(layer: Layer) -> tuple[Verdict, str]:
+    if layer.layout == OCTAVO:
+        return "takes", "packed layers"
+    if layer.layout == GGML:
+        from octavo.interchange.ggml_carry import CARRIERS
+        from octavo.interchange.ggml_decode import DECODERS
+
+        kind = layer.codes.dtype
+        if kind in CARRIERS:
+            return "takes", f"stays packed as {CARRIERS[kind].format}"
+        return ("decodes", "to float32") if kind in DECODERS else ("refuses", "no definition of its blocks")
+    return "refuses", "this version reads GGUF files and its own folders"
+
+
+_JUDGES: dict[str, Callable[[Layer], tuple[Verdict, str]]] = {
+    "vllm": _vllm,
+    "llama.cpp": _llama,
+    "transformers": _transformers,
+    "octavo": _octavo,
+}

@@ -1,0 +1,556 @@
+"""Rules of scales: their bits, their signs, zero scales over codes that are not zero, and factors of whole tensors."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.interchange.check.decode_layers import E4M3, floats_of, is_ordered, rows_of
+from octavo.interchange.check.findings import PLACES, ByteEdit, Findings, Place, Rule, rule
+from octavo.interchange.check.scan import bits_of, places, sample
+from octavo.interchange.check.source import Raw
+from octavo.interchange.check.stated_settings import Settings
+from octavo.interchange.check.stored_layers import (
+    AWQ,
+    BNB4,
+    E2M1_LAYOUTS,
+    FLOATS,
+    FP8,
+    FP8_BLOCKS,
+    GGML,
+    GPT_OSS,
+    GPTQ,
+    INT8,
+    MODELOPT_NVFP4,
+    MXFP4,
+    NVFP4,
+    OCTAVO,
+    WORDS,
+    Layer,
+    Model,
+)
+
+NAN = rule(
+    "scale-nan", "error",
+    "a scale is NaN or infinite (E4M3 0x7F or 0xFF, E8M0 255, floats)",
+    "GPU kernels turn the block and every output of its row into NaN; ggml refuses the file, or reads 0",
+    "export again with scales that saturate; over a block of zeros, --fix makes the scale 0",
+)  # fmt: skip
+ZERO = rule(
+    "scale-zero", "error",
+    "a scale is zero over a block whose codes are not zero",
+    "every reader decodes the block to zeros",
+    "export the layer again; the scale was below the smallest number of its type",
+)  # fmt: skip
+RANGE = rule(
+    "scale-range", "error",
+    "a scale is beyond the format that readers store it in: above 448 for E4M3, codes 253 and 254 of E8M0 for ggml",
+    "the cast to E4M3 makes NaN, or the product overflows",
+    "export again with a global scale of absmax / (6 * 448)",
+)  # fmt: skip
+NEGATIVE = rule(
+    "scale-negative", "warning",
+    "a scale is negative in a format whose scales have no sign",
+    "ggml ignores the sign of NVFP4 scales, other readers use it: the block changes sign between readers",
+    "export the layer again; sound writers make no such scale",
+)  # fmt: skip
+SPREAD = rule(
+    "scale-spread", "suspect",
+    "the scales of a tensor span more than 2^40, the outer tenth left out",
+    "memory that was never filled reads so; every reader computes with it",
+    "compare with the original: --base FOLDER",
+)  # fmt: skip
+FACTOR = rule(
+    "factor-invalid", "error",
+    "the global scale of an NVFP4 layer is zero, negative, infinite or NaN",
+    "every reader decodes the layer to zeros, infinities or NaN",
+    "export the layer again",
+)  # fmt: skip
+INVERTED = rule(
+    "factor-inverted", "suspect",
+    "the global scale multiplies where the layout divides, or the other way round",
+    "weights are wrong by many orders of magnitude; outputs are noise",
+    "compressed-tensors stores a divisor, ModelOpt a multiplier: export in the layout that the configuration names",
+)  # fmt: skip
+FUSED = rule(
+    "factor-fused", "warning",
+    "q, k and v, or gate and up, have different global scales",
+    "vLLM joins them into one matrix and takes the largest factor: the others are scaled wrongly",
+    "quantise them with one global scale, as llm-compressor and ModelOpt do",
+)  # fmt: skip
+LOW = rule(
+    "exponent-low", "suspect",
+    "all MXFP4 exponents seem two too low, as compressed-tensors before January 2026 stored them",
+    "kernels that read E8M0 compute weights four times too small",
+    "add 2 to every scale byte; --fix does it where --base shows it",
+)  # fmt: skip
+GGUF_FACTOR = rule(
+    "nvfp4-factor-missing", "suspect",
+    "an NVFP4 tensor of a GGUF file has no tensor `.scale`, and its block scales fill the range of E4M3",
+    "llama.cpp multiplies by 1: weights are wrong by the lost factor",
+    "convert again with a converter that writes the `.scale` tensors",
+)  # fmt: skip
+
+# Where the float16 scales of ggml's blocks are.
+_GGML_HALVES = {
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,), "Q2_K": (80, 82),
+    "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,), "Q1_0": (0,),
+    "Q2_0": (0,), "IQ4_XS": (0,), "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,),
+    "IQ1_S": (0,),
+}  # fmt: skip
+# Codes of a block of zeros, by type, as bytes behind the scale.
+_GGML_ZEROS = {"Q4_0": (2, 0x88), "Q8_0": (2, 0)}
+_MOST_RATIO = 40  # binades between the 5th and the 95th percentile of scales
+# Largest magnitudes that trained weights plausibly have; a wrong factor moves them by 10^4 and more.
+_PLAUSIBLE, _POSSIBLE = (1e-3, 1e2), (1e-6, 1e3)
+_BLOCKS_AT_ONCE = 1 << 14
+
+
+def check_scales(layer: Layer, model: Model, settings: Settings, findings: Findings) -> None:
+    """Check the scales of a layer that is not broken."""
+    if layer.layout == GGML:
+        _check_ggml(layer, findings)
+    elif layer.layout == OCTAVO:
+        _check_octavo(layer, model, findings)
+    else:
+        _check_grid(layer, settings, findings)
+    if layer.factor is not None:
+        _check_factor(layer, findings)
+
+
+def _scale_dtype(layer: Layer, raw: Raw) -> str | None:
+    """Return as which dtype scales are read; None where their bits cannot be wrong."""
+    if raw.dtype in ("U8", "F8_E8M0"):
+        return None if layer.layout == BNB4 else "F8_E8M0"
+    return raw.dtype if raw.dtype in (*FLOATS, "F8_E4M3", "F8_E5M2") else None
+
+
+def _check_grid(layer: Layer, settings: Settings, findings: Findings) -> None:
+    raw = layer.scales
+    if raw is None:
+        return
+    if layer.layout == BNB4 and raw.dtype == "U8":
+        raw = layer.parts["nested_absmax"]
+    dtype = _scale_dtype(layer, raw)
+    if dtype is None:
+        return
+    turned = layer.layout in (GPTQ, AWQ)
+    blocks = raw.shape[-1] if raw.shape else 1
+    bits = bits_of(raw, dtype)
+    words = raw.words()
+    if bits.nan or bits.infinite:
+        assert bits.wrong is not None
+        texts = [f"0x{int(words[one]):0{2 * raw.itemsize}X}" for one in bits.wrong]
+        findings.add(
+            NAN,
+            layer.name,
+            f"{bits.nan + bits.infinite} of {raw.elements} scales ({dtype}) are not finite",
+            file=raw.file.name,
+            places=places(raw, bits.wrong, blocks, texts, turned=turned),
+            count=bits.nan + bits.infinite,
+            edits=_zero_edits(layer, raw, dtype),
+        )
+    if dtype != "F8_E8M0":
+        sign = words.dtype.type(1 << 8 * raw.itemsize - 1)
+        if layer.layout in (NVFP4, MODELOPT_NVFP4, BNB4, INT8, FP8, FP8_BLOCKS, GPTQ, AWQ, WORDS):
+            _check_signs(layer, raw, sign, blocks, turned, findings)
+        if bits.smallest == 0:
+            _check_zero(layer, raw, words & ~sign == 0, blocks, turned, findings)
+        if dtype in FLOATS:
+            _check_width(layer, raw, settings, blocks, findings)
+    _check_spread(layer, raw, dtype, findings)
+
+
+def _check_signs(layer: Layer, raw: Raw, sign: Any, blocks: int, turned: bool, findings: Findings) -> None:
+    words = raw.words()
+    if int(words.max()) <= int(sign):  # the sign is the highest bit; negative zero is none
+        return
+    negative = np.flatnonzero(words > sign)
+    values = floats_of(raw)[negative[:PLACES]]
+    if np.isnan(values).all():
+        return
+    findings.add(
+        NEGATIVE,
+        layer.name,
+        f"{len(negative)} of {raw.elements} scales are negative",
+        file=raw.file.name,
+        places=places(
+            raw, [int(one) for one in negative[:PLACES]], blocks, [f"{one:g}" for one in values], turned=turned
+        ),
+        count=len(negative),
+    )
+
+
+def _check_zero(layer: Layer, raw: Raw, zero: NDArray[np.bool_], blocks: int, turned: bool, findings: Findings) -> None:
+    positions = np.flatnonzero(zero)
+    wrong = [positions[:0]]
+    for start in range(0, len(positions), _BLOCKS_AT_ONCE):
+        part = positions[start : start + _BLOCKS_AT_ONCE]
+        wrong.append(part[_not_zero(layer, part)])
+    filled = np.concatenate(wrong)
+    if len(filled):
+        findings.add(
+            ZERO,
+            layer.name,
+            f"{len(filled)} of {raw.elements} scales are zero over codes that are not",
+            file=raw.file.name,
+            count=len(filled),
+            places=places(
+                raw, [int(one) for one in filled[:PLACES]], blocks, ["0"] * min(len(filled), PLACES), turned=turned
+            ),
+        )
+
+
+def _not_zero(layer: Layer, positions: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which of the blocks of some scales have codes that are not zero; False where the layout does not tell."""
+    none = np.zeros(len(positions), bool)
+    codes = layer.codes
+    if layer.layout in E2M1_LAYOUTS and layer.group % 2 == 0:
+        blocks = codes.data().reshape(-1, layer.group // 2)
+        return (blocks[positions] & 0x77).any(1)
+    if layer.layout == WORDS and layer.bits in (2, 4, 8) and layer.dense and layer.group * layer.bits % 8 == 0:
+        if layer.columns * layer.bits % 32 or layer.parts["scales"].elements == 1 or not is_ordered(layer):
+            return none
+        blocks = codes.data().reshape(-1, layer.group * layer.bits // 8)[positions]
+        if "zeros" in layer.parts:
+            return (blocks != blocks[:, :1]).any(1)
+        return (blocks != {2: 0xAA, 4: 0x88, 8: 0x80}[layer.bits]).any(1)
+    if (
+        layer.layout in (FP8, INT8)
+        and layer.scales is not None
+        and layer.scales.elements == layer.rows
+        and "zeros" not in layer.parts
+    ):
+        mask = 0x7F if layer.layout == FP8 else 0xFF
+        rows = codes.data().reshape(layer.rows, -1)
+        return np.array([bool((rows[one] & mask).any()) for one in positions], bool)
+    if layer.layout in (GPTQ, AWQ) and is_ordered(layer):
+        return _not_zero_words(layer, positions)
+    return none
+
+
+def _not_zero_words(layer: Layer, positions: NDArray[Any]) -> NDArray[np.bool_]:
+    """Of GPTQ and AWQ: whether the codes of a group are not all the same."""
+    raw = layer.parts["qweight"]
+    words = raw.words().reshape(raw.shape)
+    odd = np.zeros(len(positions), bool)
+    if layer.bits == 3:
+        return odd
+    for number, position in enumerate(positions):
+        group, row = divmod(int(position), layer.rows)
+        first, last = group * layer.group, min((group + 1) * layer.group, layer.columns)
+        if layer.layout == AWQ:
+            shift = 4 * (0, 4, 1, 5, 2, 6, 3, 7)[row % 8]
+            codes = words[first:last, row // 8] >> np.uint32(shift) & np.uint32(15)
+            odd[number] = bool((codes != codes[0]).any())
+        else:
+            a_word = 32 // layer.bits
+            part = words[first // a_word : last // a_word, row]
+            repeated = sum(1 << layer.bits * one for one in range(a_word))
+            odd[number] = bool(len(part)) and bool((part != int(part[0] & ((1 << layer.bits) - 1)) * repeated).any())
+    return odd
+
+
+def _zero_edits(layer: Layer, raw: Raw, dtype: str) -> tuple[ByteEdit, ...]:
+    """Return the edits that make scales 0 whose blocks are all zeros; none where one NaN is over another block."""
+    if dtype not in ("F8_E4M3", "F8_E8M0") or layer.layout not in (NVFP4, MODELOPT_NVFP4, MXFP4, GPT_OSS):
+        return ()
+    words = raw.words()
+    odd = np.flatnonzero(words & 0x7F == 0x7F) if dtype == "F8_E4M3" else np.flatnonzero(words == 255)
+    if len(odd) > 1 << 16 or any(
+        _not_zero(layer, odd[start : start + _BLOCKS_AT_ONCE]).any() for start in range(0, len(odd), _BLOCKS_AT_ONCE)
+    ):
+        return ()
+    return tuple(ByteEdit(raw.file, raw.offset + int(one), b"\0") for one in odd)
+
+
+def _check_width(layer: Layer, raw: Raw, settings: Settings, blocks: int, findings: Findings) -> None:
+    """Find scales in wide floats that the stated dtype cannot hold."""
+    group = settings.group_of(layer.module) if layer.layout in (NVFP4, MODELOPT_NVFP4) else None
+    stated = "" if group is None else str(group.weights.get("scale_dtype"))
+    if layer.layout != MODELOPT_NVFP4 and "e4m3" not in stated:
+        return
+    values = floats_of(raw)
+    wrong = np.flatnonzero(np.abs(values) > 448)
+    if len(wrong):
+        findings.add(
+            RANGE,
+            layer.name,
+            f"{len(wrong)} of {raw.elements} scales are above 448 ({raw.dtype})",
+            file=raw.file.name,
+            places=places(
+                raw, [int(one) for one in wrong[:PLACES]], blocks, [f"{values[one]:g}" for one in wrong[:PLACES]]
+            ),
+            count=len(wrong),
+        )
+
+
+def _check_spread(layer: Layer, raw: Raw, dtype: str, findings: Findings) -> None:
+    if raw.elements < 64 or dtype == "F8_E4M3" or findings.of(NAN, layer.name):
+        return
+    from octavo.interchange.check.decode_layers import float_values
+
+    values = np.abs(float_values(sample(raw.words()), dtype))
+    values = values[values > 0]
+    if len(values) < 64:
+        return
+    low, high = np.quantile(np.log2(values.astype(np.float64)), (0.05, 0.95))
+    if high - low > _MOST_RATIO:
+        findings.add(
+            SPREAD, layer.name, f"5% of the scales are below 2^{low:.0f}, 5% above 2^{high:.0f}", file=raw.file.name
+        )
+
+
+# --- ggml and our own containers ------------------------------------------------------------------------------------
+
+
+def _check_ggml(layer: Layer, findings: Findings) -> None:
+    raw = layer.codes
+    from octavo.interchange.ggml_types import TYPES
+
+    kind = next(one for one in TYPES.values() if one.name == raw.dtype)
+    blocks = raw.data().reshape(-1, kind.nbytes)
+    a_row = layer.columns // kind.elements
+    for at in _GGML_HALVES.get(kind.name, ()):
+        halves = np.ascontiguousarray(blocks[:, at : at + 2]).view("<u2").reshape(-1)
+        wrong = np.flatnonzero(halves & 0x7C00 == 0x7C00)
+        if len(wrong):
+            _ggml_places(
+                layer,
+                NAN,
+                wrong,
+                a_row,
+                kind.nbytes,
+                at,
+                [f"0x{int(halves[one]):04X}" for one in wrong[:PLACES]],
+                findings,
+                f"{len(wrong)} of {len(halves)} float16 scales are not finite",
+            )
+        if kind.name in _GGML_ZEROS and at == 0:
+            begin, zero = _GGML_ZEROS[kind.name]
+            empty = np.flatnonzero(halves & 0x7FFF == 0)
+            filled = empty[(blocks[empty, begin:] != zero).any(1)]
+            if len(filled):
+                _ggml_places(
+                    layer,
+                    ZERO,
+                    filled,
+                    a_row,
+                    kind.nbytes,
+                    at,
+                    ["0"] * PLACES,
+                    findings,
+                    f"{len(filled)} of {len(halves)} scales are zero over codes that are not",
+                )
+    if kind.name == "MXFP4":
+        codes = np.ascontiguousarray(blocks[:, 0])
+        wrong = np.flatnonzero(codes >= 253)
+        if len(wrong):
+            _ggml_places(
+                layer,
+                RANGE,
+                wrong,
+                a_row,
+                kind.nbytes,
+                0,
+                [str(codes[one]) for one in wrong[:PLACES]],
+                findings,
+                f"{len(wrong)} of {len(codes)} E8M0 codes are above 252: ggml overflows, 255 is NaN elsewhere",
+            )
+    elif kind.name == "NVFP4":
+        codes = np.ascontiguousarray(blocks[:, :4])
+        wrong = np.flatnonzero((codes & 0x7F == 0x7F).any(1))
+        if len(wrong):
+            _ggml_places(
+                layer,
+                NAN,
+                wrong,
+                a_row,
+                kind.nbytes,
+                0,
+                [codes[one].tobytes().hex() for one in wrong[:PLACES]],
+                findings,
+                f"{len(wrong)} of {len(codes)} blocks have an E4M3 scale that is NaN; ggml reads 0",
+            )
+        signed = np.flatnonzero((codes > 0x80).any(1) & ~(codes & 0x7F == 0x7F).any(1))
+        if len(signed):
+            _ggml_places(
+                layer,
+                NEGATIVE,
+                signed,
+                a_row,
+                kind.nbytes,
+                0,
+                [codes[one].tobytes().hex() for one in signed[:PLACES]],
+                findings,
+                f"{len(signed)} of {len(codes)} blocks have a negative E4M3 scale",
+            )
+        largest = float(E4M3[int((codes & 0x7F).max())]) if not len(wrong) else 0.0
+        if "factor" not in layer.parts and largest >= 224:
+            findings.add(
+                GGUF_FACTOR,
+                layer.name,
+                f"no {layer.module}.scale, and the largest block scale is {largest:g} of 448",
+                file=raw.file.name,
+            )
+
+
+def _ggml_places(
+    layer: Layer,
+    broken: Rule,
+    blocks: NDArray[Any],
+    a_row: int,
+    nbytes: int,
+    at: int,
+    texts: list[str],
+    findings: Findings,
+    text: str,
+) -> None:
+    raw = layer.codes
+    shown = [
+        Place(raw.offset + int(one) * nbytes + at, int(one) // a_row, int(one) % a_row, value)
+        for one, value in zip(blocks[:PLACES], texts, strict=False)
+    ]
+    findings.add(broken, layer.name, f"{raw.dtype}: {text}", file=raw.file.name, places=shown, count=len(blocks))
+
+
+def _check_octavo(layer: Layer, model: Model, findings: Findings) -> None:
+    raw = layer.parts.get("scales")
+    if raw is None or not raw.nbytes:
+        return
+    from octavo.tensors.formats import Format
+    from octavo.tensors.packed_tensor import part_specs
+
+    entry = model.source.packed[layer.name]
+    specs = {name: dtype for name, dtype, _ in part_specs(Format(entry.format).core, entry.shape, entry.axis)}
+    dtype = {
+        "float8_e8m0fnu": "F8_E8M0",
+        "float8_e4m3fn": "F8_E4M3",
+        "float32": "F32",
+        "float16": "F16",
+        "uint8": "F8_E8M0",
+    }.get(str(specs["scales"]).removeprefix("torch."))
+    if dtype is None:
+        return
+    typed = Raw(
+        raw.name, dtype, (raw.nbytes // {"F32": 4, "F16": 2}.get(dtype, 1),), raw.file, raw.offset, raw.nbytes, raw.load
+    )
+    bits = bits_of(typed)
+    if bits.nan or bits.infinite:
+        assert bits.wrong is not None
+        words = typed.words()
+        texts = [f"0x{int(words[one]):0{2 * typed.itemsize}X}" for one in bits.wrong]
+        rows = max(layer.rows, 1)
+        findings.add(
+            NAN,
+            layer.name,
+            f"{bits.nan + bits.infinite} of {typed.elements} scales of {entry.format} are not finite",
+            file=raw.file.name,
+            places=places(typed, bits.wrong, max(typed.elements // rows, 1), texts),
+            count=bits.nan + bits.infinite,
+        )
+
+
+# --- factors of tensors, and statistics of values -------------------------------------------------------------------
+
+
+def _check_factor(layer: Layer, findings: Findings) -> None:
+    raw = layer.factor
+    assert raw is not None
+    if raw.dtype not in FLOATS or not raw.elements:
+        return
+    values = floats_of(raw)
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+    if len(wrong):
+        findings.add(
+            FACTOR,
+            layer.name,
+            f"{raw.name} is {values[wrong[0]]:g}",
+            file=raw.file.name,
+            places=[Place(raw.offset + int(wrong[0]) * raw.itemsize, value=f"{values[wrong[0]]:g}")],
+            count=len(wrong),
+        )
+        return
+    scales = layer.scales
+    if layer.layout not in (NVFP4, MODELOPT_NVFP4) or scales is None or scales.dtype != "F8_E4M3":
+        return
+    magnitudes = scales.data() & 0x7F
+    largest = 6 * float(np.nanmax(E4M3[np.minimum(magnitudes, 0x7E)].max(initial=0)))
+    factor = float(values[0])
+    if not largest:
+        return
+    stated, other = (
+        (largest / factor, largest * factor) if "divisor" in layer.parts else (largest * factor, largest / factor)
+    )
+    if not _POSSIBLE[0] <= stated <= _POSSIBLE[1] and _PLAUSIBLE[0] <= other <= _PLAUSIBLE[1]:
+        how = "divides" if "divisor" in layer.parts else "multiplies"
+        findings.add(
+            INVERTED,
+            layer.name,
+            f"{raw.name} is {factor:g} and {how}: the largest weight is {stated:.3g}; the other way round {other:.3g}",
+            file=raw.file.name,
+            places=[Place(raw.offset, value=f"{factor:g}")],
+        )
+
+
+_JOINED = (re.compile(r"(.*\.)(q|k|v)_proj$"), re.compile(r"(.*\.)(gate|up)_proj$"), re.compile(r"(.*\.)(w1|w3)$"))
+
+
+def check_fused(model: Model, findings: Findings) -> None:
+    """Compare the factors of layers that kernels join into one matrix."""
+    joined: dict[tuple[int, str], list[tuple[str, float]]] = {}
+    for layer in model.layers:
+        raw = layer.factor
+        if raw is None or layer.broken or raw.dtype not in FLOATS or layer.layout not in (NVFP4, MODELOPT_NVFP4):
+            continue
+        for number, pattern in enumerate(_JOINED):
+            match = pattern.match(layer.name)
+            if match:
+                joined.setdefault((number, match[1]), []).append((match[2], float(floats_of(raw)[0])))
+    for (_, path), members in joined.items():
+        if len({value for _, value in members}) > 1:
+            listed = ", ".join(f"{name} {value:g}" for name, value in members)
+            findings.add(FUSED, path.removesuffix("."), f"global scales differ: {listed}")
+
+
+def check_exponents(model: Model, settings: Settings, findings: Findings) -> None:
+    """Suspect exponents of MXFP4 where weights are small for their size, and beside plain matrices of the file."""
+    layers = [one for one in model.layers if one.layout == MXFP4 and not one.broken]
+    if not layers or settings.method != "compressed-tensors":
+        return
+    version = settings.table.get("version")
+    if (
+        isinstance(version, str)
+        and (number := re.match(r"(\d+)\.(\d+)", version))
+        and (int(number[1]), int(number[2])) >= (0, 14)
+    ):
+        return
+    sizes = [
+        rms
+        for layer in layers[:64]
+        if (rms := _norm(rows_of(layer, model.source, settings, 0, min(layer.rows, 64)))) > 0
+    ]
+    plain = [
+        rms for raw in model.plain.values()
+        if len(raw.shape) == 2 and raw.dtype in FLOATS and min(raw.shape) >= 16
+        and (rms := _norm(floats_of(raw, 0, 64 * raw.shape[1]).reshape(-1, raw.shape[1]))) > 0
+    ]  # fmt: skip
+    if not sizes:
+        return
+    size, beside = float(np.median(sizes)), float(np.median(plain)) if plain else 1.0
+    stated = f"version {version}" if isinstance(version, str) else "no version"
+    if size < 0.35 and size < 0.4 * beside:
+        findings.add(
+            LOW,
+            f"{len(layers)} layers",
+            f"rows of the median layer have length {size:.2g}, of plain matrices {beside:.2g}; {stated} is stated",
+        )
+
+
+def _norm(rows: NDArray[Any]) -> float:
+    """Return the root mean square length of rows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.sqrt(np.nanmean(np.square(rows, dtype=np.float64).sum(1)))) if rows.size else 0.0

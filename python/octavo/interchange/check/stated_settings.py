@@ -1,0 +1,185 @@
+"""What configurations say about quantisation: method, widths, groups, and layers that stay float."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.errors import ContainerError
+from octavo.interchange.check.source import Source
+from octavo.storage.reading import shown
+
+_MOST_NAME, _MOST_PATTERN, _MOST_REPEATS, _SECONDS = 256, 512, 4, 2.0
+# A repeated group takes exponential time on some names.
+_NESTED = re.compile(r"\)[*+{]")
+_REPEAT = re.compile(r"(?<!\\)[*+]|\{\d+,\d*\}")
+_OPTIONAL = re.compile(r"(?<![\\(*+])\?")
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of layers with the same settings: ``targets`` name its layers, ``weights`` are the settings."""
+
+    targets: tuple[str, ...]
+    weights: Mapping[str, Any]
+    format: str
+
+
+@dataclass
+class Settings:
+    """The quantisation of a checkpoint as its configurations state it.
+
+    ``method``: such as ``gptq``; empty where none is stated. ``file``, ``keys``: where the table stands. ``ignored``:
+    layers that are stated to be float: names, patterns and globs.
+    """
+
+    method: str = ""
+    file: str = ""
+    keys: tuple[str, ...] = ()
+    table: Mapping[str, Any] = field(default_factory=dict)
+    groups: list[Group] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    _spent: float = 0.0
+
+    @classmethod
+    def of(cls, source: Source) -> Settings:
+        """Read them. Raises ContainerError for values of another kind."""
+        table = source.config.get("quantization_config")
+        if table is None:
+            nested = source.config.get("text_config")
+            table = nested.get("quantization_config") if isinstance(nested, dict) else None
+            if table is not None:
+                return cls._made(source, "config.json", ("text_config", "quantization_config"), table)
+        if table is not None:
+            return cls._made(source, "config.json", ("quantization_config",), table)
+        for name in ("quantize_config.json", "quant_config.json"):
+            if name in source.configs:
+                settings = cls._made(source, name, (), source.configs[name])
+                settings.method = settings.method or ("awq" if "w_bit" in settings.table else "gptq")
+                return settings
+        if "hf_quant_config.json" in source.configs:
+            return cls._made(source, "hf_quant_config.json", (), source.configs["hf_quant_config.json"])
+        return cls()
+
+    @classmethod
+    def _made(cls, source: Source, file: str, keys: tuple[str, ...], table: object) -> Settings:
+        label = f"{source.folder / file}: {'.'.join(keys) or 'the table'}"
+        if not isinstance(table, dict):
+            raise ContainerError(f"{label} is {shown(table)}; accepted is an object")
+        settings = cls(file=file, keys=keys, table=table)
+        settings.method = _text(table, "quant_method", label).lower()
+        if file == "hf_quant_config.json" or settings.method == "modelopt":
+            settings.method = "modelopt"
+        settings.ignored = [
+            *_texts(table, "ignore", label),
+            *_texts(table, "modules_to_not_convert", label),
+            *_texts(table, "llm_int8_skip_modules", label),
+            *_texts(table, "exclude_modules", label),
+        ]
+        inner = table.get("quantization")
+        if isinstance(inner, dict):  # ModelOpt
+            settings.ignored += _texts(inner, "exclude_modules", label)
+            settings.table = inner | {"producer": table.get("producer")}
+        groups = table.get("config_groups") or {}
+        if not isinstance(groups, dict):
+            raise ContainerError(f"{label}: config_groups is {shown(groups)}; accepted is an object")
+        for name, group in groups.items():
+            place = f"{label}: {shown(name)}"
+            if not isinstance(group, dict):
+                raise ContainerError(f"{place} is {shown(group)}; accepted is an object")
+            weights = group.get("weights") or {}
+            if not isinstance(weights, dict):
+                raise ContainerError(f"{place}: weights is {shown(weights)}; accepted is an object")
+            targets = tuple(_texts(group, "targets", place))
+            settings.groups.append(
+                Group(targets, weights, _text(group, "format", place) or _text(table, "format", label))
+            )
+        return settings
+
+    def whole(self, *names: str, of: Mapping[str, Any] | None = None) -> int | None:
+        """Return the first of the named numbers that is stated; None where none is. Raises ContainerError."""
+        table = self.table if of is None else of
+        for name in names:
+            value = table.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or abs(value) > 1 << 31:
+                raise ContainerError(f"{self.file}: {name} is {shown(value)}; accepted is a whole number")
+            return value
+        return None
+
+    def flag(self, name: str) -> bool | None:
+        """Return a stated boolean; None where none is."""
+        value = self.table.get(name)
+        return value if isinstance(value, bool) else None
+
+    def group_of(self, layer: str) -> Group | None:
+        """Return the group of a layer by its name; ``Linear`` stands for all layers."""
+        named = [group for group in self.groups if any(self.matches(one, layer) for one in group.targets)]
+        if named:
+            return named[0]
+        return next((group for group in self.groups if "Linear" in group.targets), None)
+
+    def ignores(self, layer: str) -> bool:
+        """Whether a layer is stated to be float."""
+        return any(self.matches(one, layer) for one in self.ignored)
+
+    def matches(self, pattern: str, layer: str) -> bool:
+        """Whether a name, a pattern ``re:...`` or a glob stands for a layer, or for a module above it.
+
+        Patterns that could take exponential time are not tried; :attr:`unreadable` lists them. Raises ContainerError
+        where patterns take seconds.
+        """
+        if pattern.startswith("re:"):
+            return self._searched(pattern, pattern[3:], layer)
+        if "*" in pattern:
+            glob = ".*".join(re.escape(part) for part in pattern.split("*"))
+            return self._searched(pattern, rf"{glob}(?:\..*)?$", layer)
+        return (
+            layer == pattern
+            or layer.startswith(f"{pattern}.")
+            or (self.method in ("bitsandbytes", "awq", "gptq", "fp8", "mxfp4") and pattern in layer)
+        )
+
+    def _searched(self, shown_as: str, pattern: str, layer: str) -> bool:
+        if shown_as in self.unreadable or len(layer) > _MOST_NAME:
+            return False
+        repeats, optional = len(_REPEAT.findall(pattern)), len(_OPTIONAL.findall(pattern))
+        is_long = len(pattern) > _MOST_PATTERN or repeats > _MOST_REPEATS or optional > 2 * _MOST_REPEATS
+        if is_long or _NESTED.search(pattern):
+            self.unreadable.append(shown_as)
+            return False
+        started = time.perf_counter()
+        try:
+            return re.match(pattern, layer) is not None
+        except (re.error, OverflowError, RecursionError):
+            self.unreadable.append(shown_as)
+            return False
+        finally:
+            self._spent += time.perf_counter() - started
+            if self._spent > _SECONDS:
+                raise ContainerError(
+                    f"{self.file}: patterns such as {shown(shown_as)} take seconds; accepted are simple ones"
+                )
+
+
+def _text(table: Mapping[str, Any], key: str, label: str) -> str:
+    value = table.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ContainerError(f"{label}: {key} is {shown(value)}; accepted is a text")
+    return value
+
+
+def _texts(table: Mapping[str, Any], key: str, label: str) -> list[str]:
+    value = table.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise ContainerError(f"{label}: {key} is {shown(value)}; accepted is a list of texts")
+    return value

@@ -1,0 +1,90 @@
+"""Every rule of the linter fires on a checkpoint that breaks it, and not on the sound one it was made of."""
+
+from pathlib import Path
+
+import pytest
+from helpers import checkpoints
+from interchange.broken_checkpoints import BREAKS, LAYER, MORE, at, edited, finding, ids, old_version, part
+from octavo.interchange.check.findings import RULES
+from octavo.interchange.check.run_check import check_path
+
+
+def test_every_rule_has_a_fixture():
+    assert set(BREAKS) == set(RULES)
+
+
+@pytest.mark.parametrize("rule", BREAKS)
+def test_a_rule_fires_where_it_is_broken_alone(rule, tmp_path):
+    sound, broken = BREAKS[rule](tmp_path)
+    base = tmp_path / "base" if (tmp_path / "base").exists() else None
+    assert ids(sound, base) == set()
+    assert rule in ids(broken, base)
+
+
+@pytest.mark.parametrize("law", MORE)
+def test_a_rule_knows_every_layout(law, tmp_path):
+    rule, make = MORE[law]
+    sound, broken = make(tmp_path)
+    assert ids(sound) == set()
+    assert rule in ids(broken)
+
+
+@pytest.mark.parametrize(
+    ("rule", "suffix", "row", "block", "value"),
+    [("scale-nan", ".weight_scale", 3, 2, "0x7F"), ("code-nan", ".weight", 5, 0, "0xFF")],
+)
+def test_a_finding_names_row_block_byte_and_value(rule, suffix, row, block, value, tmp_path):
+    _, broken = BREAKS[rule](tmp_path)
+    found = finding(broken, rule)
+    place = found.places[0]
+    assert (found.subject, found.count, place.row, place.block, place.value) == (LAYER, 1, row, block, value)
+    data = (broken / "model.safetensors").read_bytes()
+    assert data[place.offset] == int(value, 16)
+
+
+def test_scales_of_gptq_are_told_by_row_and_group(tmp_path):
+    """They are stored turned, ``[groups, rows]``."""
+    _, broken = MORE["a scale of GPTQ is zero"][1](tmp_path)
+    place = finding(broken, "scale-zero").places[0]
+    assert (place.row, place.block) == (3, 1)
+
+
+def test_a_finding_lists_the_first_places_and_counts_all(tmp_path):
+    _, broken = edited("nvfp4", part(".weight_scale", at(slice(0, 2), 0x7F)))(tmp_path)
+    found = finding(broken, "scale-nan")
+    assert (found.count, len(found.places)) == (2 * 8, 3)
+
+
+def test_the_original_makes_suspicions_sure(tmp_path):
+    for number, rule in enumerate(("exponent-low",)):
+        _, broken = BREAKS[rule](tmp_path)
+        base = checkpoints.write(tmp_path / f"base{number}", *checkpoints.base())
+        assert finding(broken, rule).severity == "suspect"
+        assert finding(broken, rule, base).severity == "error"
+
+
+def test_an_old_version_of_sound_exponents_is_not_suspected(tmp_path):
+    _, other = edited("mxfp4", old_version)(tmp_path)
+    assert ids(other) == set()
+
+
+def test_swapped_layers_are_named(tmp_path):
+    _, broken = BREAKS["layer-swapped"](tmp_path)
+    found = finding(broken, "layer-swapped", tmp_path / "base")
+    assert "model.layers.1.mlp.up_proj" in f"{found.subject} {found.text}"
+    assert "model.layers.0.mlp.up_proj" in f"{found.subject} {found.text}"
+
+
+def test_clean_fixtures_have_no_findings_with_their_original(tmp_path):
+    base = checkpoints.write(tmp_path / "base", *checkpoints.base())
+    for layout in checkpoints.LAYOUTS:
+        folder = checkpoints.write(tmp_path / layout, *checkpoints.llama(layout))
+        checked = check_path(folder, base=base)
+        assert [(one.rule.id, one.subject, one.text) for one in checked.findings] == [], layout
+        assert len(checked.agreements) == (0 if layout == "plain" else 14)
+
+
+def test_the_manual_lists_every_rule():
+    page = (Path(__file__).parents[2] / "docs" / "check.md").read_text()
+    rows = [f"| `{rule.id}` | {rule.severity} | {rule.defect} |" for rule in RULES.values()]
+    assert [line for line in page.splitlines() if line.startswith("| `") and line.count(" | ") == 2] == rows
