@@ -334,4 +334,4 @@ def _check_promise(model: Model, settings: Settings, findings: Findings) -> None
     if promised is None and (match := _PROMISE.search(model.source.path.name)) and "." in match[1]:
         promised, where = float(match[1]), f"the name promises {match[1]}"
     if promised is not None and bits > _MORE * promised:
-        findings.add(PROMISED, model.source.path.name, f"{where}, the layers take {bits:.3f} bits a parameter")
+        findings.add(PROMISED, model.source.path.name, f"{where}, layers have {bits:.3f} bits a parameter")
