@@ -31,6 +31,7 @@ from octavo.interchange.check.stored_layers import (
     Layer,
     Model,
 )
+from octavo.interchange.foreign_readers import reader_of
 
 READERS = ("vllm", "llama.cpp", "transformers", "octavo")
 Verdict = Literal["takes", "decodes", "with conditions", "wrong values", "refuses"]
@@ -63,6 +64,12 @@ def routes(model: Model, reader: str) -> list[Route]:
     if reader not in READERS:
         raise ConfigError(f"reader {reader!r}; accepted are {', '.join(READERS)}")
     judge = _JUDGES[reader]
+    if reader == "octavo" and (own := reader_of(model.source.path)) is not None and model.source.gguf is None:
+        kind_of_path = own.kind
+
+        def judge(layer: Layer) -> tuple[Verdict, str]:
+            return "takes", f"read as {kind_of_path}; weights that a format holds stay packed"
+
     counts: dict[tuple[str, Verdict, str], list[str]] = {}
     verdict: Verdict
     for layer in model.layers:
@@ -161,7 +168,7 @@ def _octavo(layer: Layer) -> tuple[Verdict, str]:
         if kind in CARRIERS:
             return "takes", f"stays packed as {CARRIERS[kind].format}"
         return ("decodes", "to float32") if kind in DECODERS else ("refuses", "no definition of its blocks")
-    return "refuses", "this version reads GGUF files and its own folders"
+    return "refuses", "no reader of such folders"
 
 
 _JUDGES: dict[str, Callable[[Layer], tuple[Verdict, str]]] = {

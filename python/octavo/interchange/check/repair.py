@@ -45,7 +45,7 @@ def write_repaired(source: Path, out: Path, findings: Iterable[Finding], *, over
             _apply(edits, folder)
         return repaired
     if any(isinstance(edit, JsonEdit) for edit in edits):
-        raise OctavoError(f"{source}: the repair is in a configuration; give the folder {source.parent}")
+        raise OctavoError(f"{source}: the repair is in a configuration beside it; check the whole folder")
     if out.exists() and not overwrite:
         raise FileExistsError(f"{out} exists; give another place, or --force to replace it")
     with files.whole(out) as written, source.open("rb") as original:

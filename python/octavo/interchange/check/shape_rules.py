@@ -194,7 +194,7 @@ def _words(layer: Layer, model: Model, settings: Settings, findings: Findings) -
             SPARSE,
             layer.name,
             f"{columns} columns of {layer.bits} bits in {words} words, {32 // layer.bits} a word; "
-            f"densely they take {ceil(columns * layer.bits / 32)}",
+            f"a dense stream has {ceil(columns * layer.bits / 32)}",
             file=packed.file.name,
             places=[Place(packed.offset)],
         )

@@ -163,7 +163,7 @@ class Settings:
             self._spent += time.perf_counter() - started
             if self._spent > _SECONDS:
                 raise ContainerError(
-                    f"{self.file}: patterns such as {shown(shown_as)} take seconds; accepted are simple ones"
+                    f"{self.file}: trying {shown(shown_as)} and others lasts seconds; accepted are simple patterns"
                 )
 
 
