@@ -52,7 +52,7 @@ def test_a_model_folder_is_written_by_octavo_pack(octavo, folder, tmp_path):
 
 def test_what_cannot_be_written_is_one_line(octavo, folder, tmp_path):
     assert (
-        "unknown kind 'ggml'; accepted are gguf, octavo"
+        "unknown kind 'ggml'; accepted are gguf, onnx-matmulnbits, octavo"
         in octavo("convert", folder, tmp_path / "x", "--to", "ggml", code=2).output
     )
     octavo("convert", folder, tmp_path / "x.gguf", "--to", "gguf")

@@ -9,7 +9,6 @@ from octavo.interchange.ggml_carry import CARRIERS, carry
 from octavo.interchange.ggml_decode import codes5, decode, nibbles, pairs, ternary_digits, two_bits
 from octavo.interchange.ggml_pack import (
     PACKERS,
-    NoTypeError,
     blocks_of,
     check_format,
     float_bytes,
@@ -22,6 +21,7 @@ from octavo.interchange.ggml_pack import (
     smallest_float,
     type_for,
 )
+from octavo.interchange.packed_rows import NoTypeError
 
 # Formats, and the type that holds a random tensor of 4 x 512 elements.
 HELD = {

@@ -22,7 +22,7 @@ def run(
         Path, typer.Argument(metavar="IN", help="A Hugging Face model folder, a model folder of octavo, a GGUF file.")
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Where to write.")],
-    to: Annotated[str, typer.Option("--to", metavar="KIND", help="gguf or octavo.")],
+    to: Annotated[str, typer.Option("--to", metavar="KIND", help="gguf, onnx-matmulnbits or octavo.")],
     recipe: Annotated[
         str | None,
         typer.Option(metavar="RULES|FILE", help="Pack float weights first; octavo pack --help tells the rules."),
@@ -43,6 +43,10 @@ def run(
       gguf      a file of llama.cpp: models of LlamaForCausalLM, GPT2LMHeadModel and BertModel, with tokenizer and
                 chat template. It holds intW:gN up to 8 bits, uintW:gN up to 7, mxintW, bfpW/32, fixedW, ternary,
                 mxfp4, nvfp4 and floats
+      onnx-matmulnbits
+                an ONNX file of weights: for each packed linear layer codes, scales and zero points of a MatMulNBits of
+                ONNX Runtime, and all other tensors as they are. It holds intW and uintW up to 8 bits, mxintW, bfpW,
+                fixedW, ternary and binary, by groups of 16 and more, rows or tensors
       octavo    a model folder: what octavo pack writes
 
     A recipe packs the weights of a float folder first. Without one, weights keep their formats and dtypes. Tensors of a
@@ -57,6 +61,7 @@ def run(
       octavo convert smollm2/ smollm2.gguf --to gguf --recipe int8:g32
       octavo convert small/ small.gguf --to gguf
       octavo convert model.gguf model/ --to octavo
+      octavo convert llama/ llama.onnx --to onnx-matmulnbits --recipe 'type:Linear int4:g32'
       octavo convert bert/ bert.gguf --to gguf --recipe 'mxfp4; embeddings.**=int8:g32' --json
     """
     if to == OURS:

@@ -12,6 +12,8 @@
 :mod:`~octavo.interchange.conversion_report` is what they return. Of GGUF, :mod:`~octavo.interchange.gguf_write`
 decides, :mod:`~octavo.interchange.ggml_pack` makes blocks, :mod:`~octavo.interchange.gguf_metadata` and
 :mod:`~octavo.interchange.gguf_tokenizer_keys` the metadata, and :mod:`~octavo.interchange.gguf_writer` the file.
+Of ONNX, :mod:`~octavo.interchange.onnx_write` decides and :mod:`~octavo.interchange.onnx_file` writes. Both take codes
+and scales from :mod:`~octavo.interchange.packed_rows`.
 """
 
 from octavo.late_binding import parts_on_demand

@@ -34,7 +34,16 @@ def _gguf(source: Path, target: Path, **options: object) -> ConversionReport:
     return write_gguf(source, target, **options)  # type: ignore[arg-type] # options of convert
 
 
-KINDS = {"gguf": Kind("a file of llama.cpp", _gguf)}
+def _onnx(source: Path, target: Path, **options: object) -> ConversionReport:
+    from octavo.interchange.onnx_write import write_onnx
+
+    return write_onnx(source, target, **options)  # type: ignore[arg-type] # options of convert
+
+
+KINDS = {
+    "gguf": Kind("a file of llama.cpp", _gguf),
+    "onnx-matmulnbits": Kind("weights of MatMulNBits of ONNX Runtime", _onnx),
+}
 """Kinds of files that are written, by the names that ``octavo convert --to`` takes."""
 
 

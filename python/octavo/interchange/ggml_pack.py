@@ -14,18 +14,13 @@ import torch
 from torch import Tensor
 
 from octavo.interchange.ggml_types import TYPES, GgmlType
+from octavo.interchange.packed_rows import NoTypeError, PackedRows, is_unsigned, rows_of
 from octavo.tensors.formats import Format
 from octavo.tensors.packed_tensor import PackedTensor
 
-_CHUNK = 1 << 18  # elements whose codes are unpacked at once, four bytes each
 _NAMED = {kind.name: kind for kind in TYPES.values()}
 _SPAN = 32  # elements of a block of all types with integers but the ternary ones
-_LEAST_EXPONENT, _MOST_EXPONENT = -24, 15  # of powers of two that are float16
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-class NoTypeError(Exception):
-    """Why no type of ggml holds a tensor, or rows of it."""
 
 
 # --- codes of bits, the inverses of ggml_decode -----------------------------------------------------------------------
@@ -74,107 +69,6 @@ def join_two_bits(codes: Tensor) -> Tensor:
     return join_pairs(codes.unflatten(1, (2, 4, 32))).flatten(1)
 
 
-# --- rows of packed tensors as integers -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Some rows of a tensor, ``first`` the number of the first: ``packed``, as a matrix with its groups along rows."""
-
-    packed: PackedTensor
-    first: int
-
-    @property
-    def format(self) -> Format:
-        return self.packed.format
-
-    @property
-    def columns(self) -> int:
-        return self.packed.shape[-1]
-
-    def codes(self) -> Tensor:
-        """Return the codes as bit patterns, uint8 ``[rows, columns]``."""
-        return self.packed.unpack().to(torch.uint8)
-
-    def zeros(self) -> Tensor:
-        """Return the zero points, ``[rows, groups]``."""
-        zeros = self.packed.unpack_zeros()
-        assert zeros is not None  # formats that have them
-        return zeros.expand(len(self.packed), -1) if zeros.ndim == 2 else zeros.expand(len(self.packed), 1)
-
-    def scales(self) -> Tensor:
-        """Return the scales of integers as float16, ``[rows, groups]``. Raises NoTypeError for one that is none."""
-        fmt, scales = self.format, self.packed.scales
-        rows = len(self.packed)
-        if fmt.scale_type is None:
-            exponents = torch.full((rows, 1), _step(fmt))
-        elif fmt.scale_type in ("float16", "float32"):
-            return self._halves(scales.expand(rows, -1) if scales.ndim == 2 else scales.expand(rows, 1))
-        elif fmt.scale_type == "int8":
-            exponents = -(scales if scales.ndim == 2 else scales.expand(rows, 1)).int()
-        else:
-            exponents = scales.int() - 127 - _step(fmt)
-            self.refuse(scales == 255, lambda place: "scale code 255, which is NaN")
-        wrong = self._with_codes((exponents < _LEAST_EXPONENT) | (exponents > _MOST_EXPONENT))
-        self.refuse(wrong, lambda place: f"scale 2^{exponents[place].item()} is no float16")
-        return torch.ldexp(torch.ones(exponents.shape), exponents.clamp(max=_MOST_EXPONENT)).half()
-
-    def _halves(self, scales: Tensor) -> Tensor:
-        self.refuse(~scales.isfinite(), lambda place: f"scale {scales[place].item()} is no finite float16")
-        halves = scales.half()
-        wrong = self._with_codes(halves.float() != scales.float())
-        self.refuse(wrong, lambda place: f"scale {scales[place].item()} is no finite float16")
-        return halves.nan_to_num(posinf=0, neginf=0)
-
-    def _with_codes(self, groups: Tensor) -> Tensor:
-        """Return which of ``groups`` have codes that are not 0; the scale of others means nothing."""
-        if not groups.any():
-            return groups
-        columns = min(self.format.block or self.columns, self.columns)
-        padded = torch.nn.functional.pad(self.integers(), (0, -self.columns % columns))
-        return groups & (padded.unflatten(1, (-1, columns)) != 0).any(2)
-
-    def refuse(self, wrong: Tensor, reason_of: Callable[[tuple[int, int]], str]) -> None:
-        """Refuse the first group that is wrong; ``wrong``: ``[rows, groups]``."""
-        if wrong.any():
-            row, group = (int(one) for one in wrong.nonzero()[0])
-            raise NoTypeError(f"row {self.first + row}, group {group}: {reason_of((row, group))}")
-
-    def integers(self) -> Tensor:
-        """Return the codes as the integers that scales multiply, int16 ``[rows, columns]``."""
-        fmt, codes = self.format, self.packed.unpack().to(torch.int16)
-        if fmt.core.has_zeros:
-            return codes - self.spread(self.zeros().to(torch.int16), 1)
-        if fmt.family == "binary":
-            return 1 - 2 * codes
-        if fmt.family == "bfp":  # sign and magnitude
-            magnitude = codes & (1 << fmt.width - 1) - 1
-            return torch.where(codes >> fmt.width - 1 == 1, -magnitude, magnitude)
-        if _is_unsigned(fmt):
-            return codes
-        return codes - ((codes >> fmt.width - 1) << fmt.width)
-
-    def spread(self, groups: Tensor, span: int) -> Tensor:
-        """Return values of groups, of which the last may be short, as those of ``span`` elements, ``[rows, spans]``."""
-        each = min(self.format.block or self.columns, self.columns) // span
-        return groups.repeat_interleave(each, 1)[:, : self.columns // span]
-
-    def blocks(self, groups: Tensor, span: int) -> Tensor:
-        """Return a value of each group as one of each block of ``span`` elements, ``[rows * blocks, 1]``."""
-        return self.spread(groups, span).reshape(-1, 1)
-
-
-def _is_unsigned(fmt: Format) -> bool:
-    return str(fmt).startswith("ufixed")
-
-
-def _step(fmt: Format) -> int:
-    """Return what is taken off the exponent of a format's scale for its integers, or the exponent of a fixed step."""
-    if fmt.scale_type is None:
-        return int(math.log2(fmt.smallest))  # of fixed; 0 of :unit
-    return fmt.width - 2 if fmt.family == "mxint" else fmt.width - 1
-
-
 def _bytes_of(halves: Tensor) -> Tensor:
     """Return ``[blocks, 1]`` float16 as ``[blocks, 2]`` bytes."""
     return halves.contiguous().view(torch.uint8)
@@ -183,18 +77,18 @@ def _bytes_of(halves: Tensor) -> Tensor:
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
 
-def _q8_0(rows: _Rows) -> Tensor:
+def _q8_0(rows: PackedRows) -> Tensor:
     codes = rows.integers().to(torch.int8).reshape(-1, _SPAN).view(torch.uint8)
-    return torch.cat([_bytes_of(rows.blocks(rows.scales(), _SPAN)), codes], 1)
+    return torch.cat([_bytes_of(rows.blocks(rows.halves(), _SPAN)), codes], 1)
 
 
-def _centred(rows: _Rows, zero: int, span: int) -> tuple[Tensor, Tensor]:
+def _centred(rows: PackedRows, zero: int, span: int) -> tuple[Tensor, Tensor]:
     """Return scales ``[blocks, 1]`` and codes ``[blocks, span]`` around ``zero``.
 
     The inverse of what :mod:`ggml_carry` does: a zero point one below counts codes of a negative scale from the other
     end. Without zero points codes are integers, and ``zero`` is added.
     """
-    scales = rows.blocks(rows.scales(), span)
+    scales = rows.blocks(rows.halves(), span)
     if not rows.format.core.has_zeros:
         return scales, (rows.integers() + zero).to(torch.uint8).reshape(-1, span)
     most, zeros = (1 << rows.format.width) - 1, rows.zeros()
@@ -207,45 +101,45 @@ def _centred(rows: _Rows, zero: int, span: int) -> tuple[Tensor, Tensor]:
     return torch.where(turned, -scales, scales), torch.where(turned, most - codes, codes)
 
 
-def _q4_0(rows: _Rows) -> Tensor:
+def _q4_0(rows: PackedRows) -> Tensor:
     scales, codes = _centred(rows, 8, _SPAN)
     return torch.cat([_bytes_of(scales), join_nibbles(codes)], 1)
 
 
-def _q5_0(rows: _Rows) -> Tensor:
+def _q5_0(rows: PackedRows) -> Tensor:
     scales, codes = _centred(rows, 16, _SPAN)
     return torch.cat([_bytes_of(scales), *join_fives(codes)], 1)
 
 
-def _q2_0(rows: _Rows) -> Tensor:
+def _q2_0(rows: PackedRows) -> Tensor:
     scales, codes = _centred(rows, 1, 64)
     return torch.cat([_bytes_of(scales), join_pairs(codes.unflatten(1, (16, 4)).transpose(1, 2))], 1)
 
 
-def _ternary(rows: _Rows) -> tuple[Tensor, Tensor]:
+def _ternary(rows: PackedRows) -> tuple[Tensor, Tensor]:
     integers = rows.integers()
     wrong = (integers < -1).unflatten(1, (-1, 256)).any(2)
     rows.refuse(wrong, lambda place: "code -2, which blocks of -1, 0 and 1 lack")
-    return rows.blocks(rows.scales(), 256), (integers + 1).to(torch.uint8).reshape(-1, 256)
+    return rows.blocks(rows.halves(), 256), (integers + 1).to(torch.uint8).reshape(-1, 256)
 
 
-def _tq1_0(rows: _Rows) -> Tensor:
+def _tq1_0(rows: PackedRows) -> Tensor:
     scales, codes = _ternary(rows)
     return torch.cat([join_ternary(codes), _bytes_of(scales)], 1)
 
 
-def _tq2_0(rows: _Rows) -> Tensor:
+def _tq2_0(rows: PackedRows) -> Tensor:
     scales, codes = _ternary(rows)
     return torch.cat([join_two_bits(codes), _bytes_of(scales)], 1)
 
 
-def _mxfp4(rows: _Rows) -> Tensor:
+def _mxfp4(rows: PackedRows) -> Tensor:
     scales = rows.packed.scales
     rows.refuse(scales >= 253, lambda place: f"scale code {scales[place].item()}; up to 252 both mean the same")
     return torch.cat([scales.reshape(-1, 1), join_nibbles(rows.codes().reshape(-1, _SPAN))], 1)
 
 
-def _nvfp4(rows: _Rows) -> Tensor:
+def _nvfp4(rows: PackedRows) -> Tensor:
     scales = rows.packed.scales
     rows.refuse(scales >= 0x7F, lambda place: f"scale code {scales[place].item()}; up to 126 both mean the same")
     codes = join_nibbles(rows.codes().reshape(-1, 4, 16)).flatten(1)
@@ -259,7 +153,7 @@ def _is_integer(most: int) -> Callable[[Format], bool]:
     """Formats of signed integers of up to ``most`` bits, each times the scale of a group of whole blocks."""
 
     def takes(fmt: Format) -> bool:
-        if fmt.family == "uint" or _is_unsigned(fmt):
+        if fmt.family == "uint" or is_unsigned(fmt):
             return fmt.width < 8 <= most
         return (fmt.family in _INTEGERS and fmt.width <= most) or (fmt.family == "binary" and fmt.width == 1)
 
@@ -287,7 +181,7 @@ class Packer:
 
     type: str
     takes: Callable[[Format], bool]
-    pack: Callable[[_Rows], Tensor]
+    pack: Callable[[PackedRows], Tensor]
 
 
 PACKERS = (
@@ -358,27 +252,8 @@ def blocks_of(packed: PackedTensor, kind: GgmlType) -> Iterator[Tensor]:
 
 
 def _blocks(packed: PackedTensor, packer: Packer) -> Iterator[Tensor]:
-    columns = packed.shape[-1]
-    matrix = _matrix(packed)
-    step = max(_CHUNK // columns, 1)
-    for first in range(0, len(matrix), step):
-        part = matrix[first : first + step]
-        yield packer.pack(_Rows(part, first)).reshape(len(part), -1)
-
-
-def _matrix(packed: PackedTensor) -> PackedTensor:
-    """Return a tensor with all dimensions but the last in one."""
-    if packed.ndim == 2 and not packed.is_sparse:
-        return packed
-    codes, scales, zeros, levels = packed.parts
-    rows = math.prod(packed.shape[:-1])
-    per_row = packed.format.granularity in ("channel", "block")
-    codes, scales, zeros = (
-        part.reshape(rows, -1) if part is codes or (per_row and part.numel()) else part
-        for part in (codes, scales, zeros)
-    )
-    shape = rows, packed.shape[-1]
-    return PackedTensor(packed.format, codes, scales, zeros, levels, shape=shape, dtype=packed.dtype)
+    for rows in rows_of(packed):
+        yield packer.pack(rows).reshape(len(rows.packed), -1)
 
 
 # --- floats -----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from octavo.interchange.conversion_report import ConversionReport, WrittenTensor
 from octavo.interchange.foreign_readers import is_gguf
 from octavo.interchange.ggml_carry import CARRIERS, PLAIN
 from octavo.interchange.ggml_pack import (
-    NoTypeError,
     blocks_of,
     check_format,
     float_bytes,
@@ -48,6 +47,7 @@ from octavo.interchange.gguf_tokenizer import PREFIX
 from octavo.interchange.gguf_tokenizer_keys import CHAT_TEMPLATE, same_tokenizer, tokenizer_keys
 from octavo.interchange.gguf_writer import FileTensor, write_file
 from octavo.interchange.model_source import ModelSource, model_source
+from octavo.interchange.packed_rows import NoTypeError
 from octavo.model_folder.companion_files import regular_member
 from octavo.model_folder.merged_tensors import MergedTensor
 from octavo.storage.reading import read_json
