@@ -33,6 +33,16 @@ def test_findings_end_with_1_and_say_what_to_do(octavo, broken):
     assert "row 0, block 0, byte" in shown
 
 
+def test_many_findings_of_a_rule_are_cut(octavo, tmp_path):
+    tensors, config = checkpoints.llama("ct-int4")
+    for number in range(30):
+        tensors[f"model.layers.0.extra{number}.weight_scale"] = tensors["model.norm.weight"] + 0
+    folder = checkpoints.write(tmp_path / "x", tensors, config)
+    shown = octavo("check", folder, code=1).stdout
+    assert "(10 more, all with --json)" in shown and "findings: 30 errors" in shown
+    assert len(json.loads(octavo("check", folder, "--json", code=1).stdout)["findings"]) == 30
+
+
 def test_what_cannot_be_read_ends_with_2(octavo, tmp_path):
     (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(40))
     assert "version 0" in octavo("check", tmp_path / "x.gguf", code=2).stderr

@@ -146,6 +146,11 @@ def float_gptq_layer(tensors, config):
     tensors[f"{LAYER}.weight"] = torch.randn(checkpoints.SHAPES["mlp.up_proj"]) * 0.05
 
 
+def float_experts(tensors, config):
+    """Experts in one tensor, which stayed float."""
+    tensors["model.layers.0.mlp.experts.gate_up_proj"] = torch.randn(2, 64, 128) * 0.05
+
+
 def without(name):
     return lambda tensors, config: tensors.pop(name)
 
@@ -430,6 +435,7 @@ MORE = {
     "GPTQ bits of the configuration": ("config-bits", edited("gptq-4", quantised(bits=8))),
     "GPTQ groups of the configuration": ("config-bits", edited("gptq-4", quantised(group_size=64))),
     "a method and no quantised tensor": ("config-missing", edited("plain", stated(quantization_config={"quant_method": "awq", "bits": 4}))),
+    "experts that stayed float": ("layer-not-ignored", edited("ct-int4", float_experts)),
     "another vocabulary": ("config-sizes", edited("plain", stated(vocab_size=300))),
     "an index names a file that is not there": ("index-disagrees", rewritten("ct-int4", lambda folder: (folder / "model-00002-of-00002.safetensors").unlink(), shards=2)),
     "an index names a tensor that is not there": ("index-disagrees", rewritten("ct-int4", index_edit(lambda table: table["weight_map"].update(more="model-00001-of-00002.safetensors")), shards=2)),

@@ -1,5 +1,6 @@
 """Damaged and hostile checkpoints: a typed error or findings, in bounded memory and time."""
 
+import copy
 import json
 import random
 import time
@@ -65,7 +66,7 @@ def changed(table, rng):
             if isinstance(place[key], dict) and place[key] and rng.random() < 0.8:
                 place = place[key]
                 continue
-            place[key] = rng.choice(VALUES)
+            place[key] = copy.deepcopy(rng.choice(VALUES))
             break
     return table
 

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 from helpers import checkpoints
+from helpers.gguf_models import file_of
+from helpers.models import transformer
 from interchange.broken_checkpoints import BREAKS, LAYER, MORE, at, edited, finding, ids, old_version, part
 from octavo.interchange.check.findings import RULES
 from octavo.interchange.check.run_check import check_path
@@ -66,6 +68,16 @@ def test_the_original_makes_suspicions_sure(tmp_path):
 def test_an_old_version_of_sound_exponents_is_not_suspected(tmp_path):
     _, other = edited("mxfp4", old_version)(tmp_path)
     assert ids(other) == set()
+
+
+def test_a_gguf_file_is_compared_with_the_folder_it_was_made_of(tmp_path):
+    """Names are those of transformers, rows of q and k in its order."""
+    model = transformer("LlamaForCausalLM", width=64, heads=4, inner=96, num_key_value_heads=2)
+    model.save_pretrained(tmp_path / "base")
+    (tmp_path / "x.gguf").write_bytes(file_of(model, "llama", lambda name: "Q8_0"))
+    checked = check_path(tmp_path / "x.gguf", base=tmp_path / "base")
+    assert not len(checked.findings)
+    assert len(checked.agreements) > 10 and all(one.cosine > 0.9999 for one in checked.agreements)
 
 
 def test_swapped_layers_are_named(tmp_path):

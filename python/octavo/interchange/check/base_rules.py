@@ -16,7 +16,7 @@ from octavo.interchange.check.decode_layers import float_values, floats_of, rows
 from octavo.interchange.check.findings import ByteEdit, Findings, rule
 from octavo.interchange.check.source import Raw
 from octavo.interchange.check.stated_settings import Settings
-from octavo.interchange.check.stored_layers import FLOATS, GGML, Layer, Model
+from octavo.interchange.check.stored_layers import FLOATS, GGML, OCTAVO, Layer, Model
 
 FAR = rule(
     "layer-far", "error",
@@ -152,6 +152,8 @@ def _base_rows(raw: Raw, columns: int, order: NDArray[Any] | None, start: int, s
 def _agreement(layer: Layer, model: Model, settings: Settings, raw: Raw, order: NDArray[Any] | None) -> Agreement:
     dot = own = original = noise = 0.0
     step = max(_ROWS_BYTES // (4 * layer.columns) // 8 * 8, 8)
+    if layer.layout == OCTAVO:  # decoded whole
+        step = max(layer.rows, 1)
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, layer.rows, step):
             stop = min(start + step, layer.rows)

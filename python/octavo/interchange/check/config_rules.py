@@ -12,7 +12,7 @@ from octavo.interchange.check.findings import Findings, JsonEdit, rule
 from octavo.interchange.check.scan import CHUNK
 from octavo.interchange.check.source import Raw
 from octavo.interchange.check.stated_settings import Settings
-from octavo.interchange.check.stored_layers import GGML, OCTAVO, Layer, Model, linear_weights
+from octavo.interchange.check.stored_layers import GGML, OCTAVO, Layer, Model, float_experts, linear_weights
 
 CONFIG_MISSING = rule(
     "config-missing", "error",
@@ -161,6 +161,7 @@ def _check_coverage(model: Model, settings: Settings, findings: Findings) -> Non
         settings.method == "modelopt" and settings.table.get("quantized_layers")
     )
     if stated:
+        floats |= dict(float_experts(model))
         left = [layer for layer in floats if _is_target(settings, layer) and not settings.ignores(layer)]
         for layer in left[:16]:
             raw = floats[layer]

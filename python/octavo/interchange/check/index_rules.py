@@ -134,6 +134,8 @@ def _check_gguf(model: Model, findings: Findings) -> None:
             )
             break
         expected = tensor.offset + tensor.nbytes + -tensor.nbytes % file.alignment
+    if file.metadata.get("split.count", 1) != 1:
+        return  # the metadata are those of all files together
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str):
         if any(_BLOCK.match(name) for name in file.tensors):
@@ -185,8 +187,8 @@ def _check_type(model: Model, findings: Findings) -> None:
     share = sizes[most] / sum(sizes.values())
     number = file.metadata.get("general.file_type")
     stated = _FILE_TYPES.get(number) if isinstance(number, int) else None
-    named = _IN_NAME.search(file.path.name)
-    for text, where in ((stated, "general.file_type"), (named[1].upper() if named else None, "the name")):
+    named = _IN_NAME.findall(file.path.name)[-1:]
+    for text, where in ((stated, "general.file_type"), (named[0].upper() if named else None, "the name")):
         if text is not None and text != most:
             findings.add(
                 GGUF_TYPE,

@@ -20,7 +20,7 @@ from octavo.interchange.check.findings import RULES, Findings
 from octavo.interchange.check.reader_routes import Route, routes
 from octavo.interchange.check.source import open_source
 from octavo.interchange.check.stated_settings import Settings
-from octavo.interchange.check.stored_layers import OCTAVO, Model, linear_weights, sorted_tensors
+from octavo.interchange.check.stored_layers import OCTAVO, Model, float_experts, linear_weights, sorted_tensors
 
 Progress = Callable[[str, int], None]
 
@@ -112,7 +112,9 @@ def check_path(
         code_rules.check_plain(raw, findings)
     agreements = [] if original is None else base_rules.compare_with_base(model, original, settings, findings, progress)
     quantised = sum(layer.elements for layer in model.layers)
-    plain = sum(raw.elements for _, raw in linear_weights(model)) if source.gguf is None else _gguf_matrices(model)
+    plain = _gguf_matrices(model)
+    if source.gguf is None:
+        plain = sum(raw.elements for tensors in (linear_weights, float_experts) for _, raw in tensors(model))
     coverage = quantised / (quantised + plain) if quantised else 0.0
     return Checked(
         model,

@@ -167,7 +167,7 @@ def _sort_parts(model: Model, name: str, parts: dict[str, Raw]) -> None:
     for role, raw in parts.items():
         if role in ("input_scale", "output_scale", "shape") or not any(one in parts for one in _MARKS):
             model.plain[raw.name] = raw
-        elif weight is None and raw.dtype in FLOATS and role in ("blocks", "block_scales", "qscales", "scales"):
+        elif weight is None and raw.dtype in FLOATS and role in ("blocks", "block_scales", "qscales"):
             model.plain[raw.name] = raw  # a parameter that has such a name by chance
         else:
             model.orphans.append(raw)
@@ -232,6 +232,14 @@ def linear_weights(model: Model) -> Iterator[tuple[str, Raw]]:
         last = layer.rpartition(".")[2].lower()
         if len(raw.shape) == 2 and min(raw.shape) >= 16 and not any(word in last for word in NOT_LINEAR):
             yield layer, raw
+
+
+def float_experts(model: Model) -> Iterator[tuple[str, Raw]]:
+    """Yield plain float tensors of all experts of a layer, with the paths of the modules that hold them."""
+    for name, raw in model.plain.items():
+        path, _, last = name.removesuffix(".weight").rpartition(".")
+        if raw.dtype in FLOATS and len(raw.shape) == 3 and "experts" in path and "bias" not in last:
+            yield name.removesuffix(".weight"), raw
 
 
 NOT_LINEAR = (

@@ -13,16 +13,23 @@ from octavo.interchange.check.reader_routes import Route
 if TYPE_CHECKING:
     from rich.table import Table
 
-_WORST = 10
+ROWS, _WORST = 20, 10
 
 
 def finding_table(findings: Findings) -> Table:
-    """Return a row for each finding; further places of a tensor are counted."""
+    """Return a row for each finding, at most ``ROWS`` of a rule; further places of a tensor are counted."""
     rows = table("severity", "rule", "tensor or field", "found", "first place")
+    counts: dict[str, int] = {}
     for one in findings:
+        counts[one.rule.id] = counts.get(one.rule.id, 0) + 1
+        if counts[one.rule.id] > ROWS:
+            continue
         place = str(one.places[0]) if one.places else one.file
         more = f" (and {one.count - 1} more)" if one.count > 1 and one.places else ""
         rows.add_row(one.severity, one.rule.id, one.subject, one.text, f"{place}{more}")
+    for rule, count in counts.items():
+        if count > ROWS:
+            rows.add_row("", rule, f"({count - ROWS} more, all with --json)", "", "")
     return rows
 
 
