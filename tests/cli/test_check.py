@@ -4,6 +4,7 @@ import json
 
 import pytest
 from helpers import checkpoints
+from helpers.browser import browser, open_in_browser
 from helpers.checkpoints import INNER
 from octavo.interchange.check.findings import RULES
 
@@ -75,6 +76,27 @@ def test_the_repaired_copy_has_no_findings(octavo, broken, tmp_path):
 def test_nothing_is_written_where_nothing_is_repaired(octavo, sound, tmp_path):
     octavo("check", sound, "--fix", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def page_of(octavo, broken, tmp_path):
+    base = checkpoints.write(tmp_path / "base", *checkpoints.base())
+    octavo("check", broken, "--html", tmp_path / "x.html", "--base", base, "--for", "vllm", code=1)
+    return (tmp_path / "x.html").read_text()
+
+
+def test_the_page_has_every_finding(octavo, broken, tmp_path):
+    page = page_of(octavo, broken, tmp_path)
+    assert page.count("gptq-zero-version") == 14 and "http" not in page.replace("http-equiv", "")
+
+
+@browser
+def test_the_page_shows_findings_rules_layers_and_the_reader(octavo, broken, tmp_path):
+    look = (
+        "document.body.textContent = JSON.stringify([...document.querySelectorAll('section.part')].map("
+        "it => [it.id, it.querySelectorAll('tbody tr').length]))"
+    )
+    seen, console = open_in_browser(page_of(octavo, broken, tmp_path), tmp_path, look)
+    assert seen == [["findings", 28], ["rules", 2], ["layers", 14], ["routes", 1]] and not console
 
 
 def test_all_rules_are_listed(octavo):

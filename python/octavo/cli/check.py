@@ -31,6 +31,7 @@ def run(
         Path | None,
         typer.Option(metavar="OUT", help="Write a copy with the exact repairs; the checkpoint stays as it is."),
     ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with all findings.")] = None,
     list_rules: Annotated[bool, typer.Option("--rules", help="List all rules.")] = False,
     force: ForceOption = False,
     json: JsonOption = False,
@@ -50,6 +51,7 @@ def run(
       octavo check llama-int4/ --for vllm
       octavo check llama-nvfp4/ --base llama/ --json
       octavo check llama-gptq/ --fix llama-gptq-repaired/
+      octavo check llama-awq/ --html findings.html
       octavo check --rules
     """
     from octavo.display.console import console, print_json, print_table
@@ -58,6 +60,8 @@ def run(
     from octavo.interchange.check import tables
     from octavo.interchange.check.repair import write_repaired
     from octavo.interchange.check.run_check import check_path, rules
+    from octavo.report.html_page import check_page
+    from octavo.storage import files
 
     out = console()
     if list_rules:
@@ -73,6 +77,8 @@ def run(
     repaired = []
     if fix is not None and any(one.edits for one in checked.findings):
         repaired = write_repaired(path, fix, checked.findings, overwrite=force)
+    if html is not None:
+        files.write(html, check_page(checked.as_dict()))
     if json:
         print_json({**checked.as_dict(), "repaired": [one.rule.id for one in repaired]})
     else:

@@ -43,6 +43,16 @@ def language_page(study: Mapping[str, Any]) -> str:
     return html_page("language_page.html", str(study["title"]), study)
 
 
+def check_page(checked: Mapping[str, Any]) -> str:
+    """Return the page of what is wrong in a checkpoint.
+
+    ``checked``: what ``octavo check --json`` prints: ``path``, ``kind``, ``tensors``, ``bytes``, ``layouts``,
+    ``coverage``, ``bits_per_element``, ``findings``, and perhaps ``layers`` and ``routes``. Texts are shown as they
+    are, markup included.
+    """
+    return html_page("check_page.html", f"octavo check {checked['path']}", checked)
+
+
 def tree_page(data: Mapping[str, Any]) -> str:
     """Return the page that shows a tree of costs.
 
