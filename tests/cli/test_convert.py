@@ -52,7 +52,7 @@ def test_a_model_folder_is_written_by_octavo_pack(octavo, folder, tmp_path):
 
 def test_what_cannot_be_written_is_one_line(octavo, folder, tmp_path):
     assert (
-        "unknown kind 'ggml'; accepted are gguf, onnx-matmulnbits, octavo"
+        "unknown kind 'ggml'; accepted are gguf, compressed-tensors, onnx-matmulnbits, octavo"
         in octavo("convert", folder, tmp_path / "x", "--to", "ggml", code=2).output
     )
     octavo("convert", folder, tmp_path / "x.gguf", "--to", "gguf")
@@ -69,3 +69,21 @@ def test_the_advice_for_formats_without_a_type_is_true(octavo, folder, tmp_path)
     assert {one.type.name for one in GgufFile(tmp_path / "x.gguf").tensors.values()} == {"F32"}
     octavo("convert", folder, tmp_path / "y.gguf", "--to", "gguf", *advice[1].split())
     assert "Q8_0" in {one.type.name for one in GgufFile(tmp_path / "y.gguf").tensors.values()}
+
+
+def test_a_folder_of_compressed_tensors_is_written_and_read(octavo, folder, tmp_path):
+    result = octavo(
+        "convert", folder, tmp_path / "ct", "--to", "compressed-tensors", "--recipe", "int4:g32; **.v_proj=mxfp4", "--json"
+    )  # fmt: skip
+    report = json.loads(result.stdout)
+    assert report["exact"] == len(report["tensors"]) == 20
+    assert {one["type"] for one in report["tensors"] if one["from"] == "int4:g32" and one["note"] is None} == {
+        "pack-quantized, 4-bit int, groups of 32"
+    }
+    octavo("convert", tmp_path / "ct", tmp_path / "own", "--to", "octavo")
+    own = package.load_model(tmp_path / "own")
+    assert str(own.model.layers[0].self_attn.v_proj.weight.format) == "mxfp4"
+    told = octavo("convert", folder, tmp_path / "no", "--to", "compressed-tensors", "--recipe", "nf4", code=2).output
+    (advice,) = re.findall(r"--decode", told)
+    octavo("convert", folder, tmp_path / "no", "--to", "compressed-tensors", "--recipe", "nf4", advice)
+    octavo("convert", tmp_path / "own", tmp_path / "x.gguf", "--to", "gguf", "--decode")

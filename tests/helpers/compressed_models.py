@@ -2,7 +2,9 @@
 
 import json
 
+import pytest
 import torch
+from octavo.interchange.compressed_tensors_folder import CompressedTensors
 from safetensors.torch import save_file
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -112,6 +114,34 @@ ARGS = {
     "mxfp4": weights(4, "float"), "mxfp6": weights(6, "float"), "mxfp8": weights(8, "float"),
     "nvfp4": weights(4, "float", "tensor_group", 16),
 }  # fmt: skip
+
+
+def config(args, form, **more):
+    """A ``quantization_config`` of one group."""
+    group = {"targets": ["Linear"], "weights": args, "format": FORMS[form]}
+    return {"config_groups": {"group_0": group}, "format": FORMS[form], **more}
+
+
+def weight_of(parts, args, form, **more):
+    """The weight that tensors make."""
+    tensors = {f"a.b.{part}": value for part, value in parts.items()}
+    packing = CompressedTensors.read(tensors, config(args, form, **more), "x/config.json")
+    packing.settle({})
+    return packing.weights["a.b.weight"]
+
+
+def peer_values(parts, args, form):
+    """What the package decodes tensors to."""
+    peer = pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+
+    kinds = {"mxfp4": "torch.uint8", "mxfp6": "torch.uint8", "mxfp8": "torch.uint8", "nvfp4": "torch.float8_e4m3fn"}
+    scale_dtype = {"scale_dtype": kinds[form], "zp_dtype": kinds[form]} if form in kinds else {}
+    scheme = peer.quantization.QuantizationScheme(
+        targets=["Linear"], weights=peer.quantization.QuantizationArgs(**args, **scale_dtype)
+    )
+    compressor = BaseCompressor.get_value_from_registry(FORMS[form])
+    return compressor.decompress(dict(parts), scheme)["weight"]
 
 
 def folder_of(model, path, choose, seed=0, dtype=torch.float32, files=1, tie=False, **config):

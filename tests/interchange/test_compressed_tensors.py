@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from helpers.compressed_models import ARGS, FORMS, layer, weights, words
+from helpers.compressed_models import ARGS, config, layer, peer_values, weight_of, weights, words
 from octavo.errors import ContainerError
 from octavo.interchange.compressed_tensors_config import CompressedTensorsConfig, _repeats
 from octavo.interchange.compressed_tensors_folder import CompressedTensors
@@ -32,20 +32,6 @@ CASES = {
     **{form: (form, args, False) for form, args in ARGS.items()},
 }  # fmt: skip
 DECODED = {"float tensor", "float channel", "float group", "float block"}
-
-
-def config(args, form, **more):
-    """A ``quantization_config`` of one group."""
-    group = {"targets": ["Linear"], "weights": args, "format": FORMS[form]}
-    return {"config_groups": {"group_0": group}, "format": FORMS[form], **more}
-
-
-def weight_of(parts, args, form, **more):
-    """The weight that tensors make."""
-    tensors = {f"a.b.{part}": value for part, value in parts.items()}
-    packing = CompressedTensors.read(tensors, config(args, form, **more), "x/config.json")
-    packing.settle({})
-    return packing.weights["a.b.weight"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -403,20 +389,6 @@ def test_damaged_weights_are_refused_by_name_or_read():
 @pytest.mark.slow
 def test_ten_thousand_damaged_weights_are_refused_by_name_or_read():
     attack(11, 10_000)
-
-
-def peer_values(parts, args, form):
-    """What the package decodes tensors to."""
-    peer = pytest.importorskip("compressed_tensors")
-    from compressed_tensors.compressors import BaseCompressor
-
-    kinds = {"mxfp4": "torch.uint8", "mxfp6": "torch.uint8", "mxfp8": "torch.uint8", "nvfp4": "torch.float8_e4m3fn"}
-    scale_dtype = {"scale_dtype": kinds[form], "zp_dtype": kinds[form]} if form in kinds else {}
-    scheme = peer.quantization.QuantizationScheme(
-        targets=["Linear"], weights=peer.quantization.QuantizationArgs(**args, **scale_dtype)
-    )
-    compressor = BaseCompressor.get_value_from_registry(FORMS[form])
-    return compressor.decompress(dict(parts), scheme)["weight"]
 
 
 PEER = [name for name in CASES if "sparse" not in name and name != "ragged"]

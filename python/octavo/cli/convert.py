@@ -19,10 +19,15 @@ OURS = "octavo"
 
 def run(
     path: Annotated[
-        Path, typer.Argument(metavar="IN", help="A Hugging Face model folder, a model folder of octavo, a GGUF file.")
+        Path,
+        typer.Argument(
+            metavar="IN", help="A model folder of Hugging Face, of compressed-tensors or of octavo, a GGUF file."
+        ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Where to write.")],
-    to: Annotated[str, typer.Option("--to", metavar="KIND", help="gguf, onnx-matmulnbits or octavo.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="KIND", help="gguf, compressed-tensors, onnx-matmulnbits or octavo.")
+    ],
     recipe: Annotated[
         str | None,
         typer.Option(metavar="RULES|FILE", help="Pack float weights first; octavo pack --help tells the rules."),
@@ -43,6 +48,9 @@ def run(
       gguf      a file of llama.cpp: models of LlamaForCausalLM, GPT2LMHeadModel and BertModel, with tokenizer and
                 chat template. It holds intW:gN up to 8 bits, uintW:gN up to 7, mxintW, bfpW/32, fixedW, ternary,
                 mxfp4, nvfp4 and floats
+      compressed-tensors
+                a folder that transformers and vLLM open. It holds int, uint, mxint, bfp, ternary and fixed up to 8
+                bits, mxfp4, mxfp6e2m3, mxfp8e4m3, nvfp4, e4m3 and floats, of Linear layers
       onnx-matmulnbits
                 an ONNX file of weights: for each packed linear layer codes, scales and zero points of a MatMulNBits of
                 ONNX Runtime, and all other tensors as they are. It holds intW and uintW up to 8 bits, mxintW, bfpW,
@@ -60,6 +68,7 @@ def run(
     Examples:
       octavo convert smollm2/ smollm2.gguf --to gguf --recipe int8:g32
       octavo convert small/ small.gguf --to gguf
+      octavo convert smollm2/ smollm2-w4a16/ --to compressed-tensors --recipe 'type:Linear int4:g32; lm_head=keep'
       octavo convert model.gguf model/ --to octavo
       octavo convert llama/ llama.onnx --to onnx-matmulnbits --recipe 'type:Linear int4:g32'
       octavo convert bert/ bert.gguf --to gguf --recipe 'mxfp4; embeddings.**=int8:g32' --json

@@ -51,6 +51,18 @@ class WeightScheme:
         assert self.group_size is not None  # the strategy has groups
         return rows, -(-columns // self.group_size)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the scheme as a configuration has it."""
+        scheme: dict[str, Any] = {
+            "num_bits": self.bits, "type": self.kind, "symmetric": self.symmetric, "strategy": self.strategy,
+            "dynamic": False,
+        }  # fmt: skip
+        if self.group_size is not None:
+            scheme["group_size"] = self.group_size
+        if self.block is not None:
+            scheme["block_structure"] = list(self.block)
+        return scheme
+
     def __str__(self) -> str:
         """Return a text for people, such as ``4-bit int, groups of 128``."""
         sizes = {
@@ -165,11 +177,12 @@ def _scheme(name: str, group: Any, label: str) -> Scheme:
         else _arguments(group[f"{role}_activations"], f"{label}: {role}_activations")
         for role in ("input", "output")
     }  # fmt: skip
-    scheme = None if weights is None else _weights(weights, f"{label}: weights")
+    scheme = None if weights is None else read_weight_scheme(weights, f"{label}: weights")
     return Scheme(name, tuple(targets), scheme, form, rounded["input"], rounded["output"])
 
 
-def _weights(values: Any, label: str) -> WeightScheme:
+def read_weight_scheme(values: Any, label: str) -> WeightScheme:
+    """Return the scheme of weights. Raises ContainerError naming the field."""
     if not isinstance(values, Mapping):
         raise ContainerError(f"{label} is {shown(values)}; accepted is an object")
     unknown = sorted(values.keys() - _OF_WEIGHTS)

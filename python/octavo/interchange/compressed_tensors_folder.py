@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from octavo.interchange.compressed_tensors_config import CompressedTensorsConfig
+from octavo.interchange.compressed_tensors_former import NAME, FormerFolder
 from octavo.interchange.compressed_tensors_layout import Layout, group_tensors, settle
 from octavo.interchange.compressed_tensors_weights import CompressedWeight
 from octavo.interchange.quantized_folder import QuantizedFolder
@@ -72,9 +73,14 @@ class CompressedTensors:
             sentences.append(f"keys and values are not rounded; the configuration rounds them ({self.config.cache})")
         return sentences
 
-    def metadata(self, names: Mapping[str, str]) -> dict[str, str]:
-        """Return what writes the folder back: the configuration, and what tensors of ours do not say."""
-        return {}
+    def companions(self) -> list[str]:
+        """Return the name of the file that tells how the folder is written back."""
+        return [NAME]
+
+    def files(self, names: Mapping[str, str]) -> dict[str, str]:
+        """Return the text of the file that tells how the folder is written back."""
+        extra = {name: self.tensors[name] for name in self.activations}
+        return {NAME: FormerFolder.of(self.config.values, self.weights, names, extra).text()}
 
     def _reader(self, layout: Layout) -> Any:
         return lambda part: self.tensors[layout.parts[part].name]

@@ -99,7 +99,7 @@ class Conversion:
         packs = {name: tensor for name, tensor in self.tensors.items() if isinstance(tensor, PackedTensor)}
         tied = {name: packs[first] for name, first in ties.items() if first in packs}
         structure = describe_packed(self.subject.skeleton(), {**packs, **tied})
-        return {**self.subject.metadata(), KEY: json.dumps({**structure, "ties": ties})}
+        return {KEY: json.dumps({**structure, "ties": ties})}
 
 
 def _decode_into(subject: ForeignModel, name: str, out: Tensor) -> None:

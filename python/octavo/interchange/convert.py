@@ -34,6 +34,12 @@ def _gguf(source: Path, target: Path, **options: object) -> ConversionReport:
     return write_gguf(source, target, **options)  # type: ignore[arg-type] # options of convert
 
 
+def _compressed_tensors(source: Path, target: Path, **options: object) -> ConversionReport:
+    from octavo.interchange.compressed_tensors_write import write_compressed_tensors
+
+    return write_compressed_tensors(source, target, **options)  # type: ignore[arg-type] # options of convert
+
+
 def _onnx(source: Path, target: Path, **options: object) -> ConversionReport:
     from octavo.interchange.onnx_write import write_onnx
 
@@ -42,6 +48,7 @@ def _onnx(source: Path, target: Path, **options: object) -> ConversionReport:
 
 KINDS = {
     "gguf": Kind("a file of llama.cpp", _gguf),
+    "compressed-tensors": Kind("a folder of transformers and vLLM", _compressed_tensors),
     "onnx-matmulnbits": Kind("weights of MatMulNBits of ONNX Runtime", _onnx),
 }
 """Kinds of files that are written, by the names that ``octavo convert --to`` takes."""
@@ -64,7 +71,7 @@ def convert(
     Tensors are read and written one at a time, and the target appears whole or not at all.
 
     Args:
-        path: a folder of transformers, a model folder, or a GGUF file.
+        path: a folder of transformers, a model folder, a GGUF file, or a folder of compressed-tensors.
         out: file or folder to write.
         to: kind of the target, a key of :data:`KINDS`.
         recipe: packs the weights of a float model first, as ``octavo pack``; for programs a text, too.

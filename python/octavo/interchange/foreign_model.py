@@ -78,9 +78,6 @@ class ForeignModel(Protocol):
     def write_companions(self, folder: Path) -> None:
         """Write configuration, tokenizer and what else belongs to the model into a folder."""
 
-    def metadata(self) -> dict[str, str]:
-        """Return what a file of packed weights says about this one, so that it can be written back."""
-
 
 def load_foreign_model(subject: ForeignModel) -> tuple[nn.Module, list[TensorOrigin]]:
     """Return the model of a file, in evaluation mode, and how each of its tensors was read.
@@ -94,7 +91,7 @@ def load_foreign_model(subject: ForeignModel) -> tuple[nn.Module, list[TensorOri
         carried, origin = subject.carried(name)
         tensors[place] = subject.decoded(name) if carried is None else carried
         origins.append(origin)
-    return fill_packed(model, tensors, subject.ties, subject.path, subject.metadata()), origins
+    return fill_packed(model, tensors, subject.ties, subject.path), origins
 
 
 def tell_decoded(path: str | os.PathLike[str], origins: Sequence[TensorOrigin]) -> None:

@@ -80,7 +80,7 @@ def _compressed_tensors_contents(path: Path) -> tuple[list[TensorEntry], dict[st
     return contents_of(path)
 
 
-def _is_packed_by(method: str) -> Callable[[Path], bool]:
+def is_packed_by(method: str) -> Callable[[Path], bool]:
     """Return whether a path is a folder that the package named ``method`` has packed."""
 
     def takes(path: Path) -> bool:
@@ -93,7 +93,7 @@ READERS = (
     Reader("a GGUF file", is_gguf, _open_gguf, _gguf_contents),
     Reader(
         "a folder of compressed-tensors",
-        _is_packed_by("compressed-tensors"),
+        is_packed_by("compressed-tensors"),
         _open_compressed_tensors,
         _compressed_tensors_contents,
     ),

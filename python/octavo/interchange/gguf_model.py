@@ -133,10 +133,6 @@ class GgufModel:
         for file, text in self._files.items():
             files.write(folder / file, text)
 
-    def metadata(self) -> dict[str, str]:
-        """Return nothing: all that was carried is in the tensors."""
-        return {}
-
     @cached_property
     def _files(self) -> dict[str, str]:
         """Texts of the tokenizer's files, and of ``gguf.json``."""

@@ -77,8 +77,14 @@ class Packing(Protocol):
     def notes(self) -> list[str]:
         """Return sentences on what of the configuration is not in the model."""
 
-    def metadata(self, names: Mapping[str, str]) -> dict[str, str]:
-        """Return what a file of packed weights says, so that they can be written back; ``names``: in the model."""
+    def companions(self) -> list[str]:
+        """Return the names of the files of :meth:`files`."""
+
+    def files(self, names: Mapping[str, str]) -> dict[str, str]:
+        """Return texts of files by which a folder of the model can be written back.
+
+        ``names``: in the model, by those in the folder; of tensors that are one in both.
+        """
 
 
 _JOINED = "the model joins it with others to one tensor, which no packed layer multiplies"
@@ -91,13 +97,15 @@ ReadPacking = Callable[[Mapping[str, Tensor], Mapping[str, Any], str], Packing]
 class QuantizedFolder:
     """The model of such a folder before its weights are read. ``network``: on the meta device, not to be changed.
 
-    ``places``: where tensors go; a packed weight is a tensor on the meta device there.
+    ``places``: where tensors go; a packed weight is a tensor on the meta device there, of
+    ``stand_ins``. ``plain``: tensors of the folder that are not packed.
     """
 
     source: Checkpoint
     packing: Packing
     network: nn.Module
     places: Places
+    plain: Mapping[str, Tensor]
     stand_ins: Mapping[str, Tensor]
 
     @classmethod
@@ -119,7 +127,7 @@ class QuantizedFolder:
             for name, weight in packing.weights.items()
         }
         network, places = fitting(source, {**plain, **stand_ins}, is_unpacked=True)
-        folder = cls(source, packing, network, places, stand_ins)
+        folder = cls(source, packing, network, places, plain, stand_ins)
         folder._check()
         return folder
 
@@ -200,17 +208,15 @@ class QuantizedFolder:
         return [*self.packing.notes(), *told_left]
 
     def companions(self) -> list[str]:
-        """Return the names of the tokenizer's files."""
-        return belonging(self.path)
+        """Return the names of the tokenizer's files, and of those of the packing."""
+        return [*belonging(self.path), *self.packing.companions()]
 
     def write_companions(self, folder: Path) -> None:
         """Copy configuration, tokenizer and other files; the packing is left out of the configuration."""
         copy_companions(self.path, folder)
         files.write(folder / CONFIG, json.dumps(self.config, indent=2) + "\n")
-
-    def metadata(self) -> dict[str, str]:
-        """Return what a file of packed weights says about the folder."""
-        return self.packing.metadata(self._model_names)
+        for name, text in self.packing.files(self._model_names).items():
+            files.write(folder / name, text)
 
     @cached_property
     def _by_identity(self) -> Mapping[int, str]:

@@ -40,12 +40,12 @@ _BELONGING = (
     CHAT_TEMPLATE, "chat_template.json", f"{_TEMPLATES}/*.jinja",
     "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
     "audio_tokenizer_config.json",
-    "gguf.json",
+    "gguf.json", "compressed_tensors.json",
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "[0-9]_*/config.json",
     "LICENSE*", "LICENCE*", "COPYING*", "NOTICE*", "USE_POLICY*",
 )  # fmt: skip
 """Places, in a model's folder, of files that belong to the model: tokenizer, chat templates, processors of images and
-sounds, metadata of a GGUF file, modules of sentence-transformers, licenses."""
+sounds, metadata of a GGUF file or of a folder of compressed-tensors, modules of sentence-transformers, licenses."""
 #: Bytes of one file and of all, how many there may be, and how deep their folders: configurations, tokenizers, a page.
 MOST_BYTES, MOST_TOGETHER, MOST_FILES, DEPTH = 1 << 28, 1 << 30, 10_000, 16
 

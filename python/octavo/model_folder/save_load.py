@@ -206,16 +206,14 @@ def fill_packed(
     tensors: Mapping[str, Tensor | PackedTensor],
     ties: Mapping[str, str],
     file: Path,
-    metadata: Mapping[str, str],
 ) -> nn.Module:
     """Return a float ``model`` without weights, filled; packed tensors become packed layers, or are decoded.
 
     ``tensors``: by name in the model. ``ties``: further names, and the tensor that each is tied to. ``file``: for
-    errors. ``metadata``: texts of features that a file would have. Raises ContainerError for tensors that do not fit
-    the model.
+    errors. Raises ContainerError for tensors that do not fit the model.
     """
     structure = describe_packed(model, {**tensors, **{name: tensors[first] for name, first in ties.items()}})
-    return _filled(Restoration(model, dict(tensors), ties, file, from_config=True), structure, metadata)
+    return _filled(Restoration(model, dict(tensors), ties, file, from_config=True), structure, {})
 
 
 def fill_folder(model: nn.Module, folder: Path) -> None:
