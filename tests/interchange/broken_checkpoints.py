@@ -352,6 +352,13 @@ def halved(tensors, config):
     tensors[f"{LAYER}.weight_scale"] = tensors[f"{LAYER}.weight_scale"] / 2
 
 
+def smoothed(tensors, config):
+    """Columns divided by what the norm before them was multiplied by, as SmoothQuant does."""
+    weight = checkpoints.base()[0][f"{LAYER}.weight"] * torch.exp2(torch.linspace(-3, 3, checkpoints.WIDTH))
+    made = checkpoints.LAYOUTS["ct-int8-channel"][0](weight.numpy())
+    tensors |= {f"{LAYER}{suffix}": torch.as_tensor(value) for suffix, value in made.items()}
+
+
 def other_shape(tensors, config):
     made = checkpoints.LAYOUTS["ct-int4"][0](np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32))
     for suffix, value in made.items():
@@ -408,6 +415,7 @@ BREAKS = {
     "layer-swapped": with_base("ct-int4", swapped),
     "layer-stale": with_base("ct-int4", stale),
     "layer-scaled": with_base("ct-int4", halved),
+    "columns-scaled": with_base("ct-int8-channel", smoothed),
     "base-shape": with_base("ct-int4", other_shape),
 }  # fmt: skip
 """A fixture for each rule: a sound checkpoint and one that breaks the rule."""

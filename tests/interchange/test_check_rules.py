@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from helpers import checkpoints
 from helpers.gguf_models import file_of
 from helpers.models import transformer
@@ -78,6 +80,21 @@ def test_a_gguf_file_is_compared_with_the_folder_it_was_made_of(tmp_path):
     checked = check_path(tmp_path / "x.gguf", base=tmp_path / "base")
     assert not len(checked.findings)
     assert len(checked.agreements) > 10 and all(one.cosine > 0.9999 for one in checked.agreements)
+
+
+def test_experts_of_gpt_oss_lie_turned_in_the_original(tmp_path):
+    torch.manual_seed(0)
+    weight = torch.randn(2, 64, 96) * 0.05  # experts, in, out
+    parts = [checkpoints.LAYOUTS["gpt-oss"][0](one.T.contiguous().numpy()) for one in weight]
+    name = "model.layers.0.mlp.experts.down_proj"
+    tensors = {
+        f"{name}{suffix}": torch.from_numpy(np.concatenate([one[suffix] for one in parts])) for suffix in parts[0]
+    }
+    folder = checkpoints.write(tmp_path / "x", tensors, {"quantization_config": {"quant_method": "mxfp4"}})
+    base = checkpoints.write(tmp_path / "base", {name: weight}, {})
+    checked = check_path(folder, base=base)
+    assert [one.text for one in checked.findings] == []
+    assert checked.agreements[0].cosine > 0.99
 
 
 def test_swapped_layers_are_named(tmp_path):

@@ -16,7 +16,7 @@ from octavo.interchange.check.decode_layers import float_values, floats_of, rows
 from octavo.interchange.check.findings import ByteEdit, Findings, rule
 from octavo.interchange.check.source import Raw
 from octavo.interchange.check.stated_settings import Settings
-from octavo.interchange.check.stored_layers import FLOATS, GGML, OCTAVO, Layer, Model
+from octavo.interchange.check.stored_layers import FLOATS, GGML, GPT_OSS, OCTAVO, Layer, Model
 
 FAR = rule(
     "layer-far", "error",
@@ -42,6 +42,12 @@ SCALED = rule(
     "every output of the layer is wrong by that number",
     "correct the scales, or export again",
 )  # fmt: skip
+COLUMNS = rule(
+    "columns-scaled", "suspect",
+    "the columns of a layer are those of the original times a number each, as AWQ and SmoothQuant make them",
+    "right with the norms of the same export alone; with others every output is wrong",
+    "keep weights and norms of one export together",
+)  # fmt: skip
 BASE_SHAPE = rule(
     "base-shape", "error",
     "a layer has another shape than in the original, or is not in it",
@@ -55,11 +61,16 @@ _WIDE_COSINE = 0.995
 _COARSE = ("log", "blog", "binary", "ternary", "denorm")  # few values for their width
 _STALE_DB = 6.0  # below the median of layers of the same layout and width
 _SAMPLE_ROWS = 64
+_MOST_SEARCHES = 32  # layers for which all tensors of the original are tried
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How near a layer is to the original. ``scale``: the number that the original times it is nearest with."""
+    """How near a layer is to the original.
+
+    ``scale``: the number that the original times it is nearest with. ``column_cosine``: the cosine with a number for
+    each column.
+    """
 
     name: str
     layout: str
@@ -67,6 +78,7 @@ class Agreement:
     cosine: float
     sqnr_db: float
     scale: float
+    column_cosine: float
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON, which has no infinities."""
@@ -77,6 +89,7 @@ class Agreement:
             "cosine": self.cosine,
             "sqnr_db": self.sqnr_db if math.isfinite(self.sqnr_db) else None,
             "scale": self.scale,
+            "column_cosine": self.column_cosine,
         }
 
 
@@ -101,32 +114,61 @@ def compare_with_base(
         progress(layer.name, layer.nbytes)
         if layer.broken:
             continue
-        original = _original(layer, model, base)
+        original = _original_of(layer, model, base)
         if original is None:
             findings.add(BASE_SHAPE, layer.name, "the original has no tensor of this name", file=layer.codes.file.name)
             continue
-        raw, order = original
-        if raw.elements != layer.elements or (raw.shape and raw.shape[-1] != layer.columns):
-            findings.add(
-                BASE_SHAPE,
-                layer.name,
-                f"{layer.rows} x {layer.columns}; the original is {list(raw.shape)}",
-                file=layer.codes.file.name,
-            )
+        if not original.fits(layer):
+            text = f"{layer.rows} x {layer.columns}; the original is {list(original.raw.shape)}"
+            findings.add(BASE_SHAPE, layer.name, text, file=layer.codes.file.name)
             continue
         try:
-            agreements.append(_agreement(layer, model, settings, raw, order))
+            agreements.append(_agreement(layer, model, settings, original))
         except (ContainerError, ValueError):  # a type without a definition here
             continue
+        finally:
+            layer.unpacked.clear()
         compared[layer.name] = layer
     _judge(agreements, compared, model, base, settings, findings)
     return agreements
 
 
-def _original(layer: Layer, model: Model, base: Model) -> tuple[Raw, NDArray[Any] | None] | None:
+@dataclass(frozen=True)
+class _Original:
+    """A tensor of the original.
+
+    ``order``: which of its rows each row of the layer is. ``turned``: experts, ``[experts, in, out]``.
+    """
+
+    raw: Raw
+    order: NDArray[Any] | None = None
+    turned: bool = False
+
+    def fits(self, layer: Layer) -> bool:
+        """Whether it has the sizes of a layer."""
+        shape = self.raw.shape
+        if self.raw.elements != layer.elements or len(shape) < 2:
+            return False
+        return shape[-2 if self.turned else -1] == layer.columns
+
+    def rows(self, columns: int, start: int, stop: int) -> NDArray[np.float32]:
+        """Return rows in the order of the layer."""
+        raw = self.raw
+        if self.turned:
+            inner, outer = raw.shape[-2:]
+            number = np.arange(start, stop)
+            words = raw.words().reshape(-1, inner, outer)[number // outer, :, number % outer]
+            return float_values(words, raw.dtype)
+        if self.order is None:
+            return floats_of(raw, start * columns, stop * columns).reshape(stop - start, columns)
+        return float_values(raw.words().reshape(-1, columns)[self.order[start:stop]], raw.dtype)
+
+
+def _original_of(layer: Layer, model: Model, base: Model) -> _Original | None:
     for name in (f"{layer.name}.weight", layer.name):
-        if name in base.plain and base.plain[name].dtype in FLOATS:
-            return base.plain[name], None
+        raw = base.plain.get(name)
+        if raw is not None and raw.dtype in FLOATS:
+            return _Original(raw, turned=layer.layout == GPT_OSS and len(raw.shape) == 3)
     if layer.layout == GGML and model.source.gguf is not None:
         from octavo.interchange.gguf_names import architecture_of, place_of
 
@@ -138,37 +180,39 @@ def _original(layer: Layer, model: Model, base: Model) -> tuple[Raw, NDArray[Any
             raw = base.plain.get(prefix + place.name)
             if raw is not None and raw.dtype in FLOATS and not place.turned:
                 order = place.row_order(layer.rows)
-                return raw, None if order is None else np.argsort(order.numpy())
+                return _Original(raw, None if order is None else np.argsort(order.numpy()))
     return None
 
 
-def _base_rows(raw: Raw, columns: int, order: NDArray[Any] | None, start: int, stop: int) -> NDArray[np.float32]:
-    if order is None:
-        return floats_of(raw, start * columns, stop * columns).reshape(stop - start, columns)
-    words = raw.words().reshape(-1, columns)[order[start:stop]]
-    return float_values(words, raw.dtype)
-
-
-def _agreement(layer: Layer, model: Model, settings: Settings, raw: Raw, order: NDArray[Any] | None) -> Agreement:
-    dot = own = original = noise = 0.0
+def _agreement(layer: Layer, model: Model, settings: Settings, original: _Original) -> Agreement:
+    products, own, squares = (np.zeros(layer.columns) for _ in range(3))  # of each column
+    noise = 0.0
     step = max(_ROWS_BYTES // (4 * layer.columns) // 8 * 8, 8)
     if layer.layout == OCTAVO:  # decoded whole
         step = max(layer.rows, 1)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         for start in range(0, layer.rows, step):
             stop = min(start + step, layer.rows)
-            left = rows_of(layer, model.source, settings, start, stop).astype(np.float64).ravel()
-            right = _base_rows(raw, layer.columns, order, start, stop).astype(np.float64).ravel()
-            dot += float(left @ right)
-            own += float(left @ left)
-            original += float(right @ right)
-            noise += float(((left - right) ** 2).sum())
-    cosine = dot / math.sqrt(own * original) if own > 0 and original > 0 and math.isfinite(own) else 0.0
-    scale = dot / original if original > 0 and math.isfinite(dot) else 0.0
-    sqnr = 10 * math.log10(original / noise) if noise > 0 and original > 0 and math.isfinite(noise) else math.inf
-    if not math.isfinite(own):
-        cosine, sqnr = 0.0, -math.inf
-    return Agreement(layer.name, layer.layout, 8 * layer.nbytes / layer.elements, cosine, sqnr, scale)
+            left = rows_of(layer, model.source, settings, start, stop).astype(np.float64)
+            right = original.rows(layer.columns, start, stop).astype(np.float64)
+            products += np.einsum("rc,rc->c", left, right)
+            own += np.einsum("rc,rc->c", left, left)
+            squares += np.einsum("rc,rc->c", right, right)
+            left -= right
+            noise += float(np.einsum("rc,rc->", left, left))
+        dot, length, size = float(products.sum()), float(own.sum()), float(squares.sum())
+        explained = float(np.where(squares > 0, products**2 / squares, 0).sum())
+    known = length > 0 and size > 0 and math.isfinite(length) and math.isfinite(size)
+    sqnr = math.inf if noise == 0 else 10 * math.log10(size / noise) if known and math.isfinite(noise) else -math.inf
+    return Agreement(
+        layer.name,
+        layer.layout,
+        8 * layer.nbytes / layer.elements,
+        dot / math.sqrt(length * size) if known else 0.0,
+        sqnr,
+        dot / size if known else 0.0,
+        math.sqrt(explained / length) if known else 0.0,
+    )
 
 
 def _judge(
@@ -182,38 +226,36 @@ def _judge(
     groups: dict[tuple[str, int], list[float]] = {}
     for one in agreements:
         groups.setdefault((one.layout, layers[one.name].bits), []).append(one.sqnr_db)
+    searches, scaled = 0, set()
     for one in agreements:
         layer = layers[one.name]
-        file = layer.codes.file.name
-        least = _least(layer, model)
+        file, least = layer.codes.file.name, _least(layer, model)
+        group = groups[one.layout, layer.bits]
         text = f"cosine {one.cosine:.4f}, SQNR {one.sqnr_db:.1f} dB"
-        if one.cosine >= least:
-            if not 0.8 <= one.scale <= 1.25:
-                edits = _raised(layer, one.scale)
-                number = f"1/{1 / one.scale:.3g}" if one.scale < 1 else f"{one.scale:.3g}"
-                findings.add(
-                    SCALED,
-                    one.name,
-                    f"cosine {one.cosine:.4f}; it is the original times {number}",
-                    file=file,
-                    edits=edits,
-                )
-                _confirm(findings, one)
-                continue
-            usual = float(np.median(groups[one.layout, layer.bits]))
+        if one.cosine >= least and not 0.8 <= one.scale <= 1.25:
+            number = f"1/{1 / one.scale:.3g}" if one.scale < 1 else f"{one.scale:.3g}"
+            detail = f"cosine {one.cosine:.4f}; it is the original times {number}"
+            findings.add(SCALED, one.name, detail, file=file, edits=_raised(layer, one.scale))
+            scaled.add(one.name)
+        elif one.cosine >= least:
+            usual = float(np.median(group))
             if one.sqnr_db < usual - _STALE_DB:
-                findings.add(
-                    STALE,
-                    one.name,
-                    f"{text}; the median of {len(groups[one.layout, layer.bits])} such layers is {usual:.1f} dB",
-                    file=file,
-                )
-            continue
-        other = _nearest(layer, model, base, settings) if one.cosine < 0.5 else None
-        if other is not None:
-            findings.add(SWAPPED, one.name, f"{text}; it has cosine {other[1]:.4f} with {other[0]}", file=file)
+                detail = f"{text}; the median of {len(group)} such layers is {usual:.1f} dB"
+                findings.add(STALE, one.name, detail, file=file)
+        elif one.column_cosine >= least and layer.rows >= _SAMPLE_ROWS:
+            if settings.method != "awq":  # which folds scales of columns into the layer before
+                detail = f"{text}; with a scale for each column the cosine is {one.column_cosine:.4f}"
+                findings.add(COLUMNS, one.name, detail, file=file)
         else:
-            findings.add(FAR, one.name, f"{text}; at {layer.bits} bits the cosine is {least} or higher", file=file)
+            other = None
+            if one.cosine < 0.5 and searches < _MOST_SEARCHES:
+                searches += 1
+                other = _nearest(layer, model, base, settings)
+            if other is not None:
+                findings.add(SWAPPED, one.name, f"{text}; it has cosine {other[1]:.4f} with {other[0]}", file=file)
+            else:
+                findings.add(FAR, one.name, f"{text}; at {layer.bits} bits the cosine is {least} or higher", file=file)
+    _confirm(findings, scaled)
 
 
 def _least(layer: Layer, model: Model) -> float:
@@ -224,12 +266,11 @@ def _least(layer: Layer, model: Model) -> float:
     return _LEAST_COSINE.get(layer.bits, _WIDE_COSINE)
 
 
-def _confirm(findings: Findings, one: Agreement) -> None:
-    """Make a suspicion about scales of the layer an error."""
+def _confirm(findings: Findings, scaled: set[str]) -> None:
+    """Make suspicions about the scales of layers errors, where the original shows the layers scaled."""
+    rules = (scale_rules.LOW, scale_rules.INVERTED, scale_rules.GGUF_FACTOR)
     for number, finding in enumerate(findings.listed):
-        rules = (scale_rules.LOW, scale_rules.INVERTED, scale_rules.GGUF_FACTOR)
-        own = finding.subject == one.name or finding.rule is scale_rules.LOW
-        if finding.rule in rules and own:
+        if finding.rule in rules and scaled and (finding.rule is scale_rules.LOW or finding.subject in scaled):
             findings.listed[number] = replace(finding, severity="error")
 
 

@@ -91,9 +91,12 @@ def float_values(words: NDArray[Any], dtype: str) -> Floats:
 
 def scale_values(layer: Layer) -> Floats:
     """Return all scales, in the order of the file."""
-    raw = layer.scales
-    assert raw is not None
-    return floats_of(raw)
+    if "scales" not in layer.unpacked:
+        raw = layer.scales
+        assert raw is not None
+        layer.unpacked["scales"] = floats_of(raw)
+    scales: Floats = layer.unpacked["scales"]
+    return scales
 
 
 def rows_of(layer: Layer, source: Source, settings: Settings, start: int, stop: int) -> Floats:
@@ -174,12 +177,13 @@ def _scaled(layer: Layer, values: Floats, start: int, stop: int) -> Floats:
 
 def stream_codes(data: Bytes, bits: int, count: int) -> NDArray[np.uint8]:
     """Return codes of rows of dense little-endian streams, ``[rows, bytes]`` to ``[rows, count]``."""
-    if bits == 8:
-        return data[:, :count]
-    if bits == 4:
-        return np.stack([data & 15, data >> 4], 2).reshape(len(data), -1)[:, :count]
-    flat = np.unpackbits(data, axis=1, bitorder="little")[:, : count * bits].reshape(len(data), count, bits)
-    return (flat << np.arange(bits, dtype=np.uint8)).sum(2, dtype=np.uint8)
+    import torch
+
+    from octavo.interchange.packed_words import unpack_codes
+
+    rows = np.array(data[:, : -(-count * bits // 8)], order="C")  # torch shares writable memory alone
+    codes: NDArray[np.uint8] = unpack_codes(torch.from_numpy(rows), count, bits).numpy()
+    return codes
 
 
 def word_codes(layer: Layer, start: int, stop: int) -> NDArray[np.uint8]:
@@ -200,8 +204,10 @@ def _word_rows(layer: Layer, start: int, stop: int) -> Floats:
     zeros = layer.parts.get("zeros")
     points = np.full((stop - start, groups), 1 << layer.bits - 1, np.float32)
     if zeros is not None:
-        columns = np.ascontiguousarray(zeros.words().reshape(zeros.shape).T).view(np.uint8)
-        points = stream_codes(columns, layer.bits, layer.rows).T[start:stop].astype(np.float32)
+        if "zeros" not in layer.unpacked:
+            streams = np.ascontiguousarray(zeros.words().reshape(zeros.shape).T).view(np.uint8)
+            layer.unpacked["zeros"] = stream_codes(streams, layer.bits, layer.rows)
+        points = layer.unpacked["zeros"].T[start:stop].astype(np.float32)
     scales = scale_values(layer)
     grid = (
         np.full((stop - start, groups), scales[0])
@@ -216,10 +222,14 @@ def _word_rows(layer: Layer, start: int, stop: int) -> Floats:
 
 def gptq_zeros(layer: Layer) -> NDArray[np.uint8]:
     """Return the stored zero points of GPTQ or AWQ, ``[groups, rows]``."""
-    raw = layer.parts["qzeros"]
-    if layer.layout == AWQ:
-        return _awq_codes(raw.words().reshape(raw.shape))
-    return stream_codes(raw.data().reshape(raw.shape[0], -1), layer.bits, layer.rows)
+    if "zeros" not in layer.unpacked:
+        raw = layer.parts["qzeros"]
+        if layer.layout == AWQ:
+            layer.unpacked["zeros"] = _awq_codes(raw.words().reshape(raw.shape))
+        else:
+            layer.unpacked["zeros"] = stream_codes(raw.data().reshape(raw.shape[0], -1), layer.bits, layer.rows)
+    zeros: NDArray[np.uint8] = layer.unpacked["zeros"]
+    return zeros
 
 
 def _awq_codes(words: NDArray[Any]) -> NDArray[np.uint8]:

@@ -122,6 +122,7 @@ class Findings:
     """Collects findings."""
 
     listed: list[Finding] = field(default_factory=list)
+    _broken: set[tuple[str, str]] = field(default_factory=set, repr=False)
 
     def add(
         self,
@@ -137,13 +138,14 @@ class Findings:
     ) -> None:
         """Add one. ``count``: None for as many as there are places; ``severity``: None for that of the rule."""
         number = max(len(places), 1) if count is None else count
+        self._broken.add((rule.id, subject))
         self.listed.append(
             Finding(rule, subject, text, file, tuple(places)[:PLACES], number, severity or rule.severity, edits)
         )
 
     def of(self, rule: Rule, subject: str) -> bool:
         """Whether a rule is broken by a subject."""
-        return any(one.rule is rule and one.subject == subject for one in self.listed)
+        return (rule.id, subject) in self._broken
 
     def __iter__(self) -> Iterator[Finding]:
         """Iterate over findings: errors, warnings, suspects, each in the order of discovery."""

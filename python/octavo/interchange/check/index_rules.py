@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from octavo.errors import ContainerError
 from octavo.interchange.check.findings import Findings, JsonEdit, Place, rule
@@ -89,13 +90,15 @@ def _check_index(model: Model, findings: Findings) -> None:
         stored[name] = entry.file.name
         for part in ("codes", "scales", "zeros", "levels", "bitmap"):
             stored.pop(f"{name}.{part}", None)
-    missing = [name for name in table if name not in stored and table[name] not in source.missing]
+    lost = set(source.missing)
+    missing = [name for name in table if name not in stored and table[name] not in lost]
     moved = [name for name in table if name in stored and stored[name] != table[name] and name not in source.twice]
     unlisted = [name for name in stored if name not in table]
     exact = not source.missing and not missing and not source.twice
     edits = (JsonEdit(file, ("weight_map",), dict(sorted(stored.items()))),) if exact else ()
+    counts = Counter(table.values())
     for name in source.missing:
-        count = sum(value == name for value in table.values())
+        count = counts[name]
         findings.add(
             INDEX, name, f"the file is not there; {count} tensors are listed in it", file=file.name, count=count
         )

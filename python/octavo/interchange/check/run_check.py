@@ -105,6 +105,7 @@ def check_path(
         if not layer.broken:
             scale_rules.check_scales(layer, model, settings, findings)
             code_rules.check_codes(layer, settings, findings)
+        layer.unpacked.clear()
     scale_rules.check_fused(model, findings)
     scale_rules.check_exponents(model, settings, findings)
     for raw in model.plain.values():

@@ -242,18 +242,20 @@ def _not_zero_words(layer: Layer, positions: NDArray[Any]) -> NDArray[np.bool_]:
     odd = np.zeros(len(positions), bool)
     if layer.bits == 3:
         return odd
-    for number, position in enumerate(positions):
-        group, row = divmod(int(position), layer.rows)
-        first, last = group * layer.group, min((group + 1) * layer.group, layer.columns)
+    groups, rows = np.divmod(positions, layer.rows)
+    for group in np.unique(groups):
+        mine = np.flatnonzero(groups == group)
+        first, last = int(group) * layer.group, min((int(group) + 1) * layer.group, layer.columns)
         if layer.layout == AWQ:
-            shift = 4 * (0, 4, 1, 5, 2, 6, 3, 7)[row % 8]
-            codes = words[first:last, row // 8] >> np.uint32(shift) & np.uint32(15)
-            odd[number] = bool((codes != codes[0]).any())
+            shifts = np.array([0, 16, 4, 20, 8, 24, 12, 28], np.uint32)[rows[mine] % 8]
+            codes = words[first:last, rows[mine] // 8] >> shifts & np.uint32(15)
+            odd[mine] = (codes != codes[0]).any(0)
         else:
             a_word = 32 // layer.bits
-            part = words[first // a_word : last // a_word, row]
-            repeated = sum(1 << layer.bits * one for one in range(a_word))
-            odd[number] = bool(len(part)) and bool((part != int(part[0] & ((1 << layer.bits) - 1)) * repeated).any())
+            part = words[first // a_word : last // a_word, rows[mine]]
+            repeated = np.uint32(sum(1 << layer.bits * one for one in range(a_word)))
+            if len(part):
+                odd[mine] = (part != (part[0] & np.uint32((1 << layer.bits) - 1)) * repeated).any(0)
     return odd
 
 
@@ -531,11 +533,11 @@ def check_exponents(model: Model, settings: Settings, findings: Findings) -> Non
         and (int(number[1]), int(number[2])) >= (0, 14)
     ):
         return
-    sizes = [
-        rms
-        for layer in layers[:64]
-        if (rms := _norm(rows_of(layer, model.source, settings, 0, min(layer.rows, 64)))) > 0
-    ]
+    sizes = []
+    for layer in layers[:64]:
+        sizes.append(_norm(rows_of(layer, model.source, settings, 0, min(layer.rows, 64))))
+        layer.unpacked.clear()
+    sizes = [size for size in sizes if size > 0]
     plain = [
         rms for raw in model.plain.values()
         if len(raw.shape) == 2 and raw.dtype in FLOATS and min(raw.shape) >= 16
