@@ -97,6 +97,13 @@ def test_experts_of_gpt_oss_lie_turned_in_the_original(tmp_path):
     assert checked.agreements[0].cosine > 0.99
 
 
+def test_parts_in_other_files_are_not_missing(tmp_path):
+    folder = checkpoints.write(tmp_path / "x", *checkpoints.llama("ct-int4"), shards=2)
+    assert ids(folder) == set()
+    for file in folder.glob("*.safetensors"):
+        assert ids(file) == set()
+
+
 def test_swapped_layers_are_named(tmp_path):
     _, broken = BREAKS["layer-swapped"](tmp_path)
     found = finding(broken, "layer-swapped", tmp_path / "base")

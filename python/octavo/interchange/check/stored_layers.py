@@ -197,13 +197,21 @@ def _layout(parts: dict[str, Raw]) -> str | None:
         return BNB8
     if "scales_block" in parts:
         return FP8_BLOCKS
-    if weight.dtype == "U8" and ("factor" in parts or "scales" in parts):
-        return MODELOPT_NVFP4
+    if weight.dtype == "U8" and scales is not None and scales.dtype in ("U8", "F8_E8M0"):
+        return MXFP4
+    if weight.dtype == "U8" and ("factor" in parts or scales is not None):
+        return None if scales is not None and _is_int4(weight, scales) else MODELOPT_NVFP4
     if scales is not None and weight.dtype.startswith("F8_"):
         return MXFP8 if scales.dtype in ("U8", "F8_E8M0") else FP8
     if scales is not None and weight.dtype == "I8":
         return INT8
     return None
+
+
+def _is_int4(weight: Raw, scales: Raw) -> bool:
+    """Whether it is ModelOpt's layout of integers, two rows in a byte with float scales, which is not read."""
+    rows = weight.shape[0] if weight.shape else 0
+    return scales.dtype in FLOATS and bool(scales.shape) and scales.shape[0] == 2 * rows
 
 
 def _sort_gguf(model: Model) -> None:
