@@ -39,6 +39,13 @@ FORMATS = (
     "log5",
 )  # fmt: skip
 
+CONVERTED = (
+    ("compressed-tensors", "int4:g32"), ("compressed-tensors", "int3:g32"), ("compressed-tensors", "uint4:g64"),
+    ("compressed-tensors", "int8:channel"), ("compressed-tensors", "mxfp4"), ("compressed-tensors", "mxfp8e4m3"),
+    ("compressed-tensors", "mxfp6e2m3"), ("compressed-tensors", "e4m3"), ("gguf", "int8:g32"), ("gguf", "int4:g32"),
+    ("gguf", "mxfp4"), ("gguf", "nvfp4"),
+)  # fmt: skip
+
 
 def assert_clean(path, base=None, layers=None):
     checked = check_path(path, base=base)
@@ -202,6 +209,15 @@ def test_folders_of_octavo(text, base, tmp_path):
     assert_clean(tmp_path / "x", base, 16)
 
 
+@pytest.mark.parametrize(("kind", "text"), spread(CONVERTED))
+def test_files_of_octavo_convert(kind, text, base, tmp_path):
+    out = tmp_path / ("x.gguf" if kind == "gguf" else "x")
+    arguments = ["convert", str(base), str(out), "--to", kind, "--recipe", f"type:Linear {text}; lm_head=keep"]
+    result = CliRunner().invoke(app, arguments, prog_name="octavo")
+    assert result.exit_code == 0, result.output
+    assert_clean(out, base, 14)
+
+
 def test_the_writers_make_more_than_40_files():
-    files = (FAMILIES, GGUF_TYPES, SCHEMES, WIDTHS, BNB, TORCHAO, FORMATS)
+    files = (FAMILIES, GGUF_TYPES, SCHEMES, WIDTHS, BNB, TORCHAO, FORMATS, CONVERTED)
     assert sum(map(len, files)) + 2 > 40
