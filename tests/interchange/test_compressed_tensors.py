@@ -10,7 +10,7 @@ from helpers.compressed_models import ARGS, config, layer, peer_values, weight_o
 from octavo.errors import ContainerError
 from octavo.interchange.compressed_tensors_config import CompressedTensorsConfig, _repeats
 from octavo.interchange.compressed_tensors_folder import CompressedTensors
-from octavo.interchange.compressed_tensors_weights import nvfp4_level
+from octavo.interchange.compressed_tensors_weights import nvfp4_divisor, nvfp4_level
 from octavo.interchange.packed_words import pack_codes, rows_of_words, words_of_rows
 
 CASES = {
@@ -138,7 +138,22 @@ def test_the_factor_of_a_tensor_gives_the_values_of_its_divisor():
             assert torch.equal(
                 (values * (steps / divisor)).bfloat16(), (values * (steps * torch.tensor(level))).bfloat16()
             )
-    assert found > 1990
+    assert found == 2000
+
+
+def test_a_divisor_gives_the_values_of_the_factor_of_a_tensor():
+    scales = torch.arange(1, 127, dtype=torch.uint8)
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    steps = scales.view(torch.float8_e4m3fn).float().unsqueeze(1)
+    again = 0
+    for level in (torch.rand(1000, generator=torch.Generator().manual_seed(7)) / 1000).tolist():
+        divisor = nvfp4_divisor(level, scales)
+        assert torch.equal(
+            (values * (steps / torch.tensor([divisor]))).bfloat16(), (values * (steps * torch.tensor(level))).bfloat16()
+        )
+        again += nvfp4_level(torch.tensor([divisor]), scales) == level
+    assert again > 700
+    assert nvfp4_divisor(0.0, scales) is None and nvfp4_level(torch.tensor([torch.nan]), scales) is None
 
 
 REFUSED = {

@@ -228,6 +228,21 @@ def test_weights_that_are_others_now_are_written_as_they_are(tmp_path):
     assert torch.equal(read(IDS).logits, model(IDS).logits)
 
 
+def test_factors_that_no_divisor_gives_are_told(tmp_path):
+    """Products of a short factor lie in the middle of two bfloat16: rounded to even, which no quotient is."""
+    packed = octavo.encode(torch.randn(64, 96, generator=torch.Generator().manual_seed(2)).bfloat16(), "nvfp4")
+    packed.scales.copy_(torch.arange(384).view(64, 6) % 127)
+    packed.levels[0] = 7 / 8192
+    stored = parts_of(packed, torch.bfloat16)
+    assert stored.note == "codes and scales are; values within one unit in the last place of bfloat16"
+    values, own = stored.weight("a", "x").decode(), packed.decode()
+    units = (values.view(torch.int16) - own.view(torch.int16)).abs()
+    assert 0 < units.max() <= 1
+    packed.levels[0] = 0
+    with pytest.raises(NoFormatError, match="which no divisor gives"):
+        parts_of(packed, torch.bfloat16)
+
+
 def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path):
     source = saved(tmp_path / "float", tie_word_embeddings=True)
     with pytest.raises(FormatError) as error:

@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo.interchange import compressed_tensors_layout as layouts
 from octavo.interchange.compressed_tensors_config import WeightScheme
 from octavo.interchange.compressed_tensors_layout import GLOBAL, PACKED, SCALE, SHAPE, WEIGHT, ZERO, Layout
-from octavo.interchange.compressed_tensors_weights import CompressedWeight, nvfp4_level
+from octavo.interchange.compressed_tensors_weights import CompressedWeight, nvfp4_divisor
 from octavo.interchange.packed_words import flip_top_bits, pack_codes, unpack_codes, words_of_rows
 from octavo.tensors.formats import Format
 from octavo.tensors.packed_tensor import PackedTensor
@@ -54,13 +54,17 @@ class Former:
 
 @dataclass(frozen=True)
 class StoredParts:
-    """A weight as compressed-tensors stores it. ``makers``: make its tensors, by what they are."""
+    """A weight as compressed-tensors stores it.
+
+    ``makers``: make its tensors, by what they are. ``note``: what of the values is not exact.
+    """
 
     form: str
     format: str
     scheme: WeightScheme
     dense: bool
     makers: Mapping[str, Callable[[], Tensor]]
+    note: str | None = None
 
     def weight(self, layer: str, file: str) -> CompressedWeight:
         """Return the weight that a reader finds in these tensors."""
@@ -106,7 +110,8 @@ def parts_of(packed: PackedTensor, dtype: torch.dtype, former: Former | None = N
             layouts.FLOATS, FORMATS[layouts.FLOATS], scheme, True,
             {WEIGHT: lambda: packed.codes.view(torch.float8_e4m3fn), SCALE: lambda: torch.ones(1)},
         )  # fmt: skip
-    _check_values(packed, dtype, stored)
+    if stored.note is None:
+        _check_values(packed, dtype, stored)
     return stored
 
 
@@ -332,24 +337,17 @@ def _nvfp4(packed: PackedTensor, divisor: float | None) -> StoredParts:
     codes, scales = packed.to_dense().codes, packed.scales
     if (scales >= 0x7F).any():
         raise NoFormatError(f"scale code {int(scales.max())}; numbers without sign are 0 to 126")
-    value = torch.tensor([_divisor(float(packed.levels), scales) if divisor is None else divisor])
+    if divisor is None:
+        divisor = nvfp4_divisor(float(packed.levels), scales)
+    note = None
+    if divisor is None:
+        level = packed.levels[0]
+        divisor, note = float(1 / level), "codes and scales are; values within one unit in the last place of bfloat16"
+        if not 0 < divisor < float("inf") or not level > 0:
+            raise NoFormatError(f"factor {float(level)}, which no divisor gives")
+    value = torch.tensor([divisor])
     makers: dict[str, Callable[[], Tensor]] = {
         PACKED: lambda: codes, SCALE: lambda: scales.view(torch.float8_e4m3fn), GLOBAL: lambda: value,
     }  # fmt: skip
     scheme = WeightScheme(4, "float", True, "tensor_group", 16)
-    return StoredParts(layouts.NVFP4, FORMATS[layouts.NVFP4], scheme, True, makers)
-
-
-def _divisor(level: float, scales: Tensor) -> float:
-    """Return a divisor that is read as this factor, else one by which values are equal."""
-    nearest = 1 / torch.tensor([level])
-    down, up = torch.tensor(0.0), torch.tensor(float("inf"))
-    near = [nearest, torch.nextafter(nearest, down), torch.nextafter(nearest, up)]
-    levels = [(one, nvfp4_level(one, scales)) for one in near if one.isfinite() and one > 0]
-    for value, read in levels:
-        if read == level:
-            return float(value)
-    for value, read in levels:
-        if read is not None:
-            return float(value)
-    raise NoFormatError(f"factor {level}, which no divisor gives")
+    return StoredParts(layouts.NVFP4, FORMATS[layouts.NVFP4], scheme, True, makers, note)

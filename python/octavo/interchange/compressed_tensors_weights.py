@@ -28,6 +28,7 @@ _MX = {layouts.MXFP4: "mxfp4", layouts.MXFP6: "mxfp6e2m3", layouts.MXFP8: "mxfp8
 # Scale codes from which the largest element leaves bfloat16, where the package has infinity.
 _MX_LIMIT = {layouts.MXFP4: 253, layouts.MXFP6: 253, layouts.MXFP8: 247}
 _NO_ORDER = -1
+_NEIGHBOURS = 16  # of an inverse that are tried: values near the middle of two bfloat16 ask for one
 
 
 class _NotExactError(Exception):
@@ -317,17 +318,50 @@ def nvfp4_level(divisor: Tensor | None, scales: Tensor) -> float | None:
     """
     if divisor is None:
         return 1.0
-    value = divisor.flatten()[0].float()
-    if not (value.isfinite() and value > 0):
-        return None
-    codes = torch.bincount(scales.flatten().int(), minlength=127).nonzero().flatten().to(torch.uint8)
-    steps, elements = codes.view(torch.float8_e4m3fn).unsqueeze(1), torch.tensor(_E2M1)
+    steps, elements = _nvfp4_numbers(scales)
+    expected = _divided(divisor, steps, elements)
+    levels = _near_inverses(divisor.flatten()[0].float())
+    return next((level for level in levels if torch.equal(_multiplied(level, steps, elements), expected)), None)
+
+
+def nvfp4_divisor(level: float, scales: Tensor) -> float | None:
+    """Return a divisor by which the package has the values of a factor; None where none does.
+
+    One that is read as the very factor comes first. ``scales``: as for :func:`nvfp4_level`.
+    """
+    steps, elements = _nvfp4_numbers(scales)
+    expected = _multiplied(level, steps, elements)
+    equal = [
+        divisor
+        for divisor in _near_inverses(torch.tensor(level))
+        if torch.equal(_divided(torch.tensor([divisor]), steps, elements), expected)
+    ]
+    same = (one for one in equal if nvfp4_level(torch.tensor([one]), scales) == level)
+    return next(same, equal[0] if equal else None)
+
+
+def _near_inverses(value: Tensor) -> list[float]:
+    """Return the inverse of a float32 and its neighbours, the nearest first; none of a number that is not above 0."""
+    inverse = 1 / value
+    if not (value.isfinite() and value > 0 and inverse.isfinite() and inverse > 0):
+        return []
+    places = sorted(range(-_NEIGHBOURS, _NEIGHBOURS + 1), key=abs)
+    bits = inverse.view(torch.int32) + torch.tensor(places, dtype=torch.int32)
+    return [one for one in bits.view(torch.float32).tolist() if 0 < one < float("inf")]
+
+
+def _divided(divisor: Tensor, steps: Tensor, elements: Tensor) -> Tensor:
+    """Return the values of the package: elements times the quotients of scales, in bfloat16."""
     quotients = steps.to(torch.bfloat16) / divisor
-    expected = (elements.to(quotients.dtype) * quotients).to(torch.bfloat16)
-    nearest = 1 / value
-    down, up = torch.tensor(0.0), torch.tensor(float("inf"))
-    for level in (nearest, torch.nextafter(nearest, down), torch.nextafter(nearest, up)):
-        products = (elements * (steps.float() * level)).to(torch.bfloat16)
-        if level.isfinite() and level > 0 and torch.equal(products, expected):
-            return float(level)
-    return None
+    return (elements.to(quotients.dtype) * quotients).to(torch.bfloat16)
+
+
+def _multiplied(level: float, steps: Tensor, elements: Tensor) -> Tensor:
+    """Return the values of ``nvfp4``: elements times the float32 products of scales and factor, in bfloat16."""
+    return (elements * (steps * torch.tensor(level))).to(torch.bfloat16)
+
+
+def _nvfp4_numbers(scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the scales that there are, a column of them, and all elements."""
+    codes = torch.bincount(scales.flatten().int(), minlength=127).nonzero().flatten().to(torch.uint8)
+    return codes.view(torch.float8_e4m3fn).float().unsqueeze(1), torch.tensor(_E2M1)

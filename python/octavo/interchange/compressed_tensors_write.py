@@ -258,9 +258,10 @@ def _packed(place: str, name: str, tensor: PackedTensor, stored: StoredParts, la
         shape, dtype = tuple(made_part.shape), made_part.dtype
         tensors[f"{layer}.{part}"] = Deferred(dtype, shape, partial(_make_into, make))
     is_rounded = stored.form == layouts.NVFP4 and tensor.dtype != torch.bfloat16
+    note = "codes and scales are; readers round values to bfloat16" if is_rounded else stored.note
     row = WrittenTensor(
         f"{layer}.weight", name, str(tensor.format), f"{stored.format}, {stored.scheme}", tuple(tensor.shape), nbytes,
-        exact=not is_rounded, note="codes and scales are; readers round values to bfloat16" if is_rounded else None,
+        exact=note is None, note=note,
     )  # fmt: skip
     return _Planned(name, tensors, row, stored, layer, divisor)
 
