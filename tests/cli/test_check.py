@@ -116,8 +116,11 @@ def test_the_original_shows_how_far_layers_are(octavo, sound, tmp_path):
     ("layout", "reader", "verdict"),
     [
         ("gptq-4", "vllm", "takes"),
-        ("gptq-4", "llama.cpp", "refuses"),
-        ("ct-int3", "llama.cpp", "wrong values"),
+        ("gptq-4", "llama.cpp", "decodes"),
+        ("gptq-3", "llama.cpp", "refuses"),
+        ("awq", "llama.cpp", "refuses"),
+        ("ct-int3", "llama.cpp", "refuses"),
+        ("modelopt-nvfp4", "transformers", "wrong values"),
         ("ct-int3", "vllm", "takes"),
         ("ct-int4", "llama.cpp", "decodes"),
         ("nvfp4", "transformers", "takes"),

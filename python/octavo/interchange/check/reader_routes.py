@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from octavo.errors import ConfigError
+from octavo.interchange.check.stated_settings import Settings
 from octavo.interchange.check.stored_layers import (
     AWQ,
     BNB4,
@@ -48,11 +49,12 @@ class Route:
     example: str
 
 
-def routes(model: Model, reader: str) -> list[Route]:
+def routes(model: Model, settings: Settings, reader: str) -> list[Route]:
     """Return how a reader treats the layers of a checkpoint.
 
     Args:
         model: the checkpoint, measured.
+        settings: of the checkpoint.
         reader: one of ``READERS``.
 
     Returns:
@@ -67,7 +69,7 @@ def routes(model: Model, reader: str) -> list[Route]:
     if reader == "octavo" and (own := reader_of(model.source.path)) is not None and model.source.gguf is None:
         kind_of_path = own.kind
 
-        def judge(layer: Layer) -> tuple[Verdict, str]:
+        def judge(layer: Layer, settings: Settings) -> tuple[Verdict, str]:
             return "takes", f"read as {kind_of_path}; weights that a format holds stay packed"
 
     counts: dict[tuple[str, Verdict, str], list[str]] = {}
@@ -76,35 +78,31 @@ def routes(model: Model, reader: str) -> list[Route]:
         kind = layer.codes.dtype if layer.layout == GGML else layer.layout
         if layer.layout == WORDS and layer.bits:
             kind = f"{kind}, {layer.bits} bits"
-        verdict, how = ("refuses", "its parts contradict each other") if layer.broken else judge(layer)
+        verdict, how = ("refuses", "its parts contradict each other") if layer.broken else judge(layer, settings)
         counts.setdefault((kind, verdict, how), []).append(layer.name)
     return [Route(kind, verdict, how, len(names), names[0]) for (kind, verdict, how), names in counts.items()]
 
 
-def _vllm(layer: Layer) -> tuple[Verdict, str]:
+def _vllm(layer: Layer, settings: Settings) -> tuple[Verdict, str]:
     if layer.layout == WORDS:
         if not layer.dense:
             return "wrong values", "words of whole codes are read as a dense stream"
-        if "zeros" in layer.parts and layer.bits not in (4, 8):
-            return "with conditions", "Humming kernels; zero points of this width were not compared"
-        if layer.bits in (4, 8):
-            fits = layer.group in (32, 64, 128, layer.columns) and layer.rows % 64 == 0 and layer.columns % 128 == 0
-            how = "Marlin; scales are cast to the model's dtype"
+        if layer.bits not in (4, 8):
+            zeros = "zeros" in layer.parts
             return (
-                ("takes", how)
-                if fits
-                else (
-                    "with conditions",
-                    "Marlin wants rows % 64, columns % 128, groups of 32, 64, 128",
-                )
+                ("with conditions", "Humming kernels; zero points of this width were not compared")
+                if zeros
+                else ("takes", "Humming kernels of newer versions (2, 3, 5, 6, 7 bits)")
             )
-        return "takes", "Humming kernels of newer versions (2, 3, 5, 6, 7 bits)"
+        if layer.group in (32, 64, 128, layer.columns) and layer.rows % 64 == 0 and layer.columns % 128 == 0:
+            return "takes", "Marlin; scales are cast to the model's dtype"
+        return "with conditions", "Marlin wants rows % 64, columns % 128, groups of 32, 64, 128"
     facts: dict[str, tuple[Verdict, str]] = {
         INT8: ("takes", "int8 products; scales stay float32"),
         FP8: ("takes", "float8 products, E4M3"),
         MXFP8: ("takes", "MXFP8 kernels of newer versions"),
         MXFP4: ("takes", "MXFP4 weights, E8M0 scales"),
-        MXFP6: ("refuses", "no kernels of E2M3 with block scales"),
+        MXFP6: ("refuses", "no scheme of E2M3 with block scales"),
         NVFP4: ("takes", "FP4 products; joined layers take the largest global scale"),
         MODELOPT_NVFP4: ("takes", "FP4 products; joined layers take the largest global scale"),
         FP8_BLOCKS: ("takes", "float8 products with a scale for each square block"),
@@ -119,45 +117,68 @@ def _vllm(layer: Layer) -> tuple[Verdict, str]:
     return facts[layer.layout]
 
 
-def _llama(layer: Layer) -> tuple[Verdict, str]:
+def _llama(layer: Layer, settings: Settings) -> tuple[Verdict, str]:
+    """What ``convert_hf_to_gguf.py`` does, by ``dequant_model`` of llama.cpp's ``conversion/base.py``."""
     if layer.layout == GGML:
         return "takes", "its own blocks"
+    if len(settings.groups) > 1:
+        return "refuses", "the converter takes one config group"
+    group = settings.group_of(layer.module)
+    strategy = "" if group is None else group.weights.get("strategy")
     if layer.layout == WORDS:
-        if layer.bits in (3, 5, 6, 7):
-            dense = "a dense stream is read as words of whole codes" if layer.dense else ""
-            return (
-                ("wrong values", dense) if dense else ("decodes", "convert_hf_to_gguf.py unpacks whole codes of a word")
-            )
-        return "decodes", "convert_hf_to_gguf.py, one config group of strategy group"
+        if layer.dense and 32 % layer.bits:
+            return "refuses", "the converter expects whole codes in each word, which are too few here"
+        if strategy != "group":
+            return "refuses", "the converter takes words of strategy group alone"
+        return "decodes", "to float, by the converter"
     if layer.layout in (INT8, FP8, FP8_BLOCKS):
-        return "decodes", "convert_hf_to_gguf.py, by channel or block"
+        if settings.method == "compressed-tensors" and strategy not in ("channel", "block"):
+            return "refuses", "the converter takes strategies channel and block"
+        return "decodes", "to float, by the converter"
+    if layer.layout == GPTQ:
+        if layer.bits == 3:
+            return "refuses", "the converter has no 3 bits of GPTQ"
+        if "g_idx" not in layer.parts:
+            return "refuses", "the converter needs g_idx"
+        return "decodes", "to float, by the converter; checkpoint_format says which zero points"
     if layer.layout == GPT_OSS:
-        return "takes", "convert_hf_to_gguf.py packs the same codes anew"
-    if layer.layout in (GPTQ, AWQ, BNB4, BNB8):
-        return "refuses", "convert_hf_to_gguf.py maps no such tensors"
+        return "takes", "the converter packs the same codes anew"
     if layer.layout in (NVFP4, MODELOPT_NVFP4):
-        return "with conditions", "conversions of NVFP4 were reported wrong (llama.cpp 27178)"
-    return "refuses", "convert_hf_to_gguf.py has no case for it"
+        return "with conditions", "the converter packs the same codes anew; reported wrong (llama.cpp 27178)"
+    return "refuses", f"the converter has no case for {settings.method or layer.layout}"
 
 
-def _transformers(layer: Layer) -> tuple[Verdict, str]:
+def _transformers(layer: Layer, settings: Settings) -> tuple[Verdict, str]:
+    """What ``from_pretrained`` does, by ``quantizers/auto.py`` of transformers 5.24."""
     if layer.layout == GGML:
         return "decodes", "gguf_file= decodes to float, on a CPU always"
     if layer.layout == OCTAVO:
         return "takes", "after import octavo.transformers"
+    if settings.method not in _QUANTIZERS:
+        method = f"quant_method {settings.method!r}" if settings.method else "a folder without quant_method"
+        return "wrong values", f"{method} has no quantizer; codes are loaded as weights, with a warning"
     if layer.layout == WORDS and not layer.dense:
         return "wrong values", "compressed-tensors from 0.18 reads a dense stream"
-    packages = {
-        **dict.fromkeys((WORDS, INT8, FP8, MXFP8, MXFP6, MXFP4, NVFP4), "compressed-tensors"),
-        **dict.fromkeys((GPTQ, AWQ), "GPTQModel"),
-        **dict.fromkeys((BNB4, BNB8), "bitsandbytes"),
-        **dict.fromkeys((FP8_BLOCKS, GPT_OSS), "its own kernels"),
-        MODELOPT_NVFP4: "ModelOpt",
-    }
-    return "takes", f"with {packages[layer.layout]}"
+    return "takes", f"with {_QUANTIZERS[settings.method]}"
 
 
-def _octavo(layer: Layer) -> tuple[Verdict, str]:
+# Methods of transformers 5.24, and the packages that they need.
+_QUANTIZERS = {
+    "compressed-tensors": "compressed-tensors",
+    "gptq": "GPTQModel and optimum",
+    "awq": "GPTQModel",
+    "auto-round": "auto-round",
+    "bitsandbytes": "bitsandbytes",
+    "fp8": "its own kernels",
+    "fbgemm_fp8": "fbgemm",
+    "mxfp4": "its own kernels",
+    "mxfp8": "its own kernels",
+    "torchao": "torchao",
+    "quark": "Quark",
+}
+
+
+def _octavo(layer: Layer, settings: Settings) -> tuple[Verdict, str]:
     if layer.layout == OCTAVO:
         return "takes", "packed layers"
     if layer.layout == GGML:
@@ -171,7 +192,7 @@ def _octavo(layer: Layer) -> tuple[Verdict, str]:
     return "refuses", "no reader of such folders"
 
 
-_JUDGES: dict[str, Callable[[Layer], tuple[Verdict, str]]] = {
+_JUDGES: dict[str, Callable[[Layer, Settings], tuple[Verdict, str]]] = {
     "vllm": _vllm,
     "llama.cpp": _llama,
     "transformers": _transformers,

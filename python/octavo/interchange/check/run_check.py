@@ -124,7 +124,7 @@ def check_path(
         coverage,
         config_rules.delivered_bits(model),
         agreements,
-        [] if reader is None else routes(model, reader),
+        [] if reader is None else routes(model, settings, reader),
     )
 
 
