@@ -502,3 +502,18 @@ def test_deferred_tensors_are_made_one_at_a_time_in_the_bytes_of_tensors(tmp_pat
     with pytest.raises(ZeroDivisionError):
         container.save(deferred, tmp_path / "g.safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["f.safetensors"]
+
+
+def test_packed_tensors_are_made_when_they_are_written(tmp_path):
+    packed = octavo.encode(torch.randn(8, 64), "uint4:g32")
+    calls = []
+    deferred = container.DeferredPacked.of(packed, lambda: calls.append(1) or packed)
+    assert (deferred.shape, deferred.dtype, deferred.nbytes) == (packed.shape, packed.dtype, packed.nbytes)
+    tensors = {"a": torch.ones(3), "w": deferred}
+    container.save(tensors, tmp_path / "x")
+    container.save({**tensors, "w": packed}, tmp_path / "y")
+    assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes() and calls == [1]
+    other = container.DeferredPacked.of(packed, lambda: octavo.encode(torch.randn(8, 64), "int4:g32"))
+    with pytest.raises(ContainerError, match=r"w: .*int4:g32.* is not what was announced"):
+        container.save({"w": other}, tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()

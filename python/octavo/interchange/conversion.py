@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo.interchange.foreign_model import ForeignModel, TensorOrigin
-    from octavo.tensors.container import Deferred
+    from octavo.tensors.container import Deferred, DeferredPacked
     from octavo.tensors.packed_tensor import PackedTensor
 
 
@@ -49,33 +49,36 @@ class Conversion:
     """
 
     subject: ForeignModel
-    tensors: dict[str, PackedTensor | Deferred]
+    tensors: dict[str, DeferredPacked | Deferred]
     origins: dict[str, TensorOrigin]
     notes: list[str]
 
     @classmethod
     def of(cls, subject: ForeignModel, *, packed: bool) -> Conversion:
-        """Carry over the tensors of a file; floats are read when they are written.
+        """Look at the tensors of a file; they are carried over, or decoded, when they are written.
 
         ``packed``: leave packed what a format holds, else decode everything. Raises as
         :func:`octavo.interchange.foreign_model.load_foreign_model`.
         """
         from octavo.interchange.foreign_model import decoded_sentence
-        from octavo.tensors.container import Deferred
+        from octavo.tensors.container import Deferred, DeferredPacked
 
-        tensors: dict[str, PackedTensor | Deferred] = {}
+        tensors: dict[str, DeferredPacked | Deferred] = {}
         origins: dict[str, TensorOrigin] = {}
         for name, place in subject.names.items():
             carried = None
             if packed:
                 carried, origins[place] = subject.carried(name)
-            later = Deferred(subject.dtype(name), subject.shape(name), partial(_decode_into, subject, name))
-            tensors[place] = later if carried is None else carried
+            if carried is None:
+                decode = partial(_decode_into, subject, name)
+                tensors[place] = Deferred(subject.dtype(name), subject.shape(name), decode)
+            else:
+                tensors[place] = DeferredPacked.of(carried, partial(_carry, subject, name))
         sentence = decoded_sentence(list(origins.values()))
         return cls(subject, tensors, origins, [*([sentence] if sentence else []), *subject.notes()])
 
     def write(self, folder: Path, *, overwrite: bool = False) -> Path:
-        """Write the folder, which appears whole or not at all; one decoded tensor is in memory at once.
+        """Write the folder, which appears whole or not at all; one tensor is in memory at once.
 
         ``overwrite``: replace the model of a folder that is there. Return the file of weights. Raises as :meth:`of`,
         and FileExistsError.
@@ -93,13 +96,19 @@ class Conversion:
 
     def _description(self) -> dict[str, str]:
         from octavo.model_folder.structure import KEY, describe_packed
-        from octavo.tensors.packed_tensor import PackedTensor
+        from octavo.tensors.container import DeferredPacked
 
         ties = dict(self.subject.ties)
-        packs = {name: tensor for name, tensor in self.tensors.items() if isinstance(tensor, PackedTensor)}
+        packs = {name: tensor.like for name, tensor in self.tensors.items() if isinstance(tensor, DeferredPacked)}
         tied = {name: packs[first] for name, first in ties.items() if first in packs}
         structure = describe_packed(self.subject.skeleton(), {**packs, **tied})
         return {KEY: json.dumps({**structure, "ties": ties})}
+
+
+def _carry(subject: ForeignModel, name: str) -> PackedTensor:
+    packed = subject.carried(name)[0]
+    assert packed is not None  # it was carried before
+    return packed
 
 
 def _decode_into(subject: ForeignModel, name: str, out: Tensor) -> None:

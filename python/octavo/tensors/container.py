@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from octavo.tensors.packed_tensor import PackedTensor
     from octavo.tensors.sparse_codes import SparseCodes
 
-    Storable: TypeAlias = "Tensor | PackedTensor | np.ndarray | Deferred"
+    Storable: TypeAlias = "Tensor | PackedTensor | np.ndarray | Deferred | DeferredPacked"
 
 # safetensors' name, and the name that torch, numpy and ml_dtypes share.
 _NAMES = {
@@ -104,6 +104,45 @@ class Deferred:
         return out
 
 
+@dataclass(frozen=True, eq=False)
+class DeferredPacked:
+    """A packed tensor that is made when it is written, so that a file never has all of its tensors in memory at once.
+
+    ``like``: on the meta device, with the format, shape, dtype and axis of what ``make`` returns.
+    """
+
+    like: PackedTensor
+    make: Callable[[], PackedTensor]
+
+    @classmethod
+    def of(cls, packed: PackedTensor, make: Callable[[], PackedTensor]) -> DeferredPacked:
+        """Return the description of a packed tensor with dense codes, which ``make`` makes again.
+
+        Args:
+            packed: the tensor; its codes are not kept.
+            make: returns it once more.
+
+        Returns:
+            What stands for it until it is written.
+        """
+        return cls(packed.to(device="meta"), make)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Logical dtype."""
+        return self.like.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Logical shape."""
+        return self.like.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return self.like.nbytes
+
+
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
@@ -121,7 +160,8 @@ def save(
 
     Args:
         tensors: by name, PackedTensors, torch tensors and numpy arrays of every dtype that safetensors has, on any
-            device, or :class:`~octavo.tensors.container.Deferred`. Non-contiguous tensors are copied one at a time;
+            device, :class:`~octavo.tensors.container.Deferred` or
+            :class:`~octavo.tensors.container.DeferredPacked`. Non-contiguous tensors are copied one at a time;
             tensors that share memory are stored once for each name.
         path: file to write.
         metadata: strings of the user's own; keys that begin with ``octavo.`` are reserved.
@@ -250,7 +290,9 @@ def _announced(
         if not isinstance(name, str):
             raise DTypeError(f"{shown(name)} is a {type(name).__name__}; names of tensors are strings")
         _refuse_halves(name, "tensor name {}")
-        if _is_packed(tensor):
+        if isinstance(tensor, DeferredPacked):
+            packed.append((name, *_described(tensor.like), None))
+        elif _is_packed(tensor):
             parts = tensor.held_parts
             if any(not part.is_cpu for part in parts):
                 raise DTypeError(f"{name}: the packed tensor is on {tensor.device}; files are written from the CPU")
@@ -258,9 +300,7 @@ def _announced(
 
             for part in parts:
                 check_held(part, f"{name}: a part")
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            nonzero = None if tensor.sparse is None else tensor.sparse.nonzero
-            packed.append((name, tensor.format.core, tensor.scale, list(tensor.shape), dtype, tensor.axis, nonzero))
+            packed.append((name, *_described(tensor), None if tensor.sparse is None else tensor.sparse.nonzero))
         else:
             plain.append((name, *_describe(name, tensor)))
     return plain, packed
@@ -273,7 +313,8 @@ def _write(
     room = _Room(tensor.nbytes for tensor in tensors.values() if isinstance(tensor, Deferred))
     writer = _core._ContainerWriter(path, plain, packed, dict(metadata or {}), overwrite)
     try:
-        for name, tensor in tensors.items():
+        for name, stored in tensors.items():
+            tensor = _made(name, stored) if isinstance(stored, DeferredPacked) else stored
             if _is_packed(tensor):
                 codes, scales, zeros, levels, *bitmap = (_plain_memory(part) for part in tensor.held_parts)
                 spans = _span(codes), _span(scales), _span(zeros), _span(levels)
@@ -284,6 +325,20 @@ def _write(
         return writer.finish()
     finally:
         writer.abandon()  # after finish there is nothing to give up
+
+
+def _described(packed: PackedTensor) -> tuple[Any, ...]:
+    """Return what a writer is told of a packed tensor, without the number of sparse codes."""
+    dtype = str(packed.dtype).removeprefix("torch.")
+    return packed.format.core, packed.scale, list(packed.shape), dtype, packed.axis
+
+
+def _made(name: str, deferred: DeferredPacked) -> PackedTensor:
+    """Return a packed tensor that was announced. Raises ContainerError for another one."""
+    packed = deferred.make()
+    if packed.is_sparse or [str(one) for one in _described(packed)] != [str(one) for one in _described(deferred.like)]:
+        raise ContainerError(f"{name}: {packed!r} is not what was announced, {deferred.like!r}")
+    return packed
 
 
 def _refuse_halves(text: str, template: str) -> None:
