@@ -51,7 +51,7 @@ def assert_clean(path, base=None, layers=None):
     checked = check_path(path, base=base)
     assert [(one.rule.id, one.subject, one.text) for one in checked.findings] == []
     if layers is not None:
-        assert len(checked.agreements) == layers
+        assert len(checked.agreements) == layers  # quantised ones, embedding and head
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_schemes_of_compressed_tensors(scheme, base, tmp_path):
     from compressed_tensors.quantization import preset_name_to_scheme
 
     weights = preset_name_to_scheme(scheme, ["Linear"]).weights
-    assert_clean(export_compressed_tensors(weights, tmp_path / "x"), base, 14)
+    assert_clean(export_compressed_tensors(weights, tmp_path / "x"), base, 16)
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
@@ -166,7 +166,7 @@ def test_widths_of_compressed_tensors(bits, base, tmp_path):
     from compressed_tensors.quantization import QuantizationArgs
 
     weights = QuantizationArgs(num_bits=bits, type="int", symmetric=bits % 2 == 0, strategy="group", group_size=32)
-    assert_clean(export_compressed_tensors(weights, tmp_path / "x"), base, 14)
+    assert_clean(export_compressed_tensors(weights, tmp_path / "x"), base, 16)
 
 
 # --- bitsandbytes, torchao and our own ----------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_folders_of_bitsandbytes(kind, base, tmp_path):
     pytest.importorskip("accelerate")
     from transformers import BitsAndBytesConfig
 
-    assert_clean(quantised_while_read(base, BitsAndBytesConfig(**BNB[kind]), tmp_path / "x"), base, 14)
+    assert_clean(quantised_while_read(base, BitsAndBytesConfig(**BNB[kind]), tmp_path / "x"), base, 16)
 
 
 @pytest.mark.parametrize("kind", TORCHAO)
@@ -198,7 +198,7 @@ def test_folders_of_torchao(kind, base, tmp_path):
     from transformers import TorchAoConfig
 
     config = TorchAoConfig(getattr(quantization, kind)())
-    assert_clean(quantised_while_read(base, config, tmp_path / "x"), base, 14)
+    assert_clean(quantised_while_read(base, config, tmp_path / "x"), base, 16)
 
 
 @pytest.mark.parametrize("text", spread(FORMATS))
@@ -215,7 +215,7 @@ def test_files_of_octavo_convert(kind, text, base, tmp_path):
     arguments = ["convert", str(base), str(out), "--to", kind, "--recipe", f"type:Linear {text}; lm_head=keep"]
     result = CliRunner().invoke(app, arguments, prog_name="octavo")
     assert result.exit_code == 0, result.output
-    assert_clean(out, base, 14)
+    assert_clean(out, base, 16)
 
 
 def test_the_writers_make_more_than_40_files():

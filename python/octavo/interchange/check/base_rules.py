@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import ContainerError
-from octavo.interchange.check import scale_rules
+from octavo.interchange.check import code_rules, scale_rules
 from octavo.interchange.check.decode_layers import float_values, floats_of, rows_of
 from octavo.interchange.check.findings import ByteEdit, Findings, rule
 from octavo.interchange.check.source import Raw
 from octavo.interchange.check.stated_settings import Settings
-from octavo.interchange.check.stored_layers import FLOATS, GGML, GPT_OSS, OCTAVO, Layer, Model
+from octavo.interchange.check.stored_layers import FLOATS, GPT_OSS, OCTAVO, PLAIN, Layer, Model
 
 FAR = rule(
     "layer-far", "error",
@@ -59,6 +59,7 @@ _ROWS_BYTES = 1 << 22  # bytes of float32 that are compared at once
 _LEAST_COSINE = {1: 0.5, 2: 0.7, 3: 0.93, 4: 0.97, 5: 0.98, 6: 0.99, 7: 0.995}
 _WIDE_COSINE = 0.995
 _COARSE = ("log", "blog", "binary", "ternary", "denorm")  # few values for their width
+_EXACT_DB = 46.0  # copies are exact, and casts to bfloat16 near this
 _STALE_DB = 6.0  # below the median of layers of the same layout and width
 _SAMPLE_ROWS = 64
 _MOST_SEARCHES = 32  # layers for which all tensors of the original are tried
@@ -96,7 +97,7 @@ class Agreement:
 def compare_with_base(
     model: Model, base: Model, settings: Settings, findings: Findings, progress: Callable[[str, int], None]
 ) -> list[Agreement]:
-    """Compare every layer with the original of its name.
+    """Compare every quantised layer and every float matrix with the original of its name.
 
     Args:
         model: the checkpoint.
@@ -110,11 +111,13 @@ def compare_with_base(
     """
     agreements = []
     compared: dict[str, Layer] = {}
-    for layer in model.layers:
+    for layer in [*model.layers, *_plain_matrices(model)]:
         progress(layer.name, layer.nbytes)
         if layer.broken:
             continue
         original = _original_of(layer, model, base)
+        if original is None and layer.layout == PLAIN:
+            continue  # adapters, and parts that rotations add
         if original is None:
             findings.add(BASE_SHAPE, layer.name, "the original has no tensor of this name", file=layer.codes.file.name)
             continue
@@ -131,6 +134,15 @@ def compare_with_base(
         compared[layer.name] = layer
     _judge(agreements, compared, model, base, settings, findings)
     return agreements
+
+
+def _plain_matrices(model: Model) -> Iterator[Layer]:
+    """Yield the float matrices of a checkpoint as layers: they may be stale, too."""
+    for name, raw in model.plain.items():
+        if raw.dtype in FLOATS and len(raw.shape) >= 2 and raw.elements:
+            columns = raw.shape[-1]
+            rows = raw.elements // columns
+            yield Layer(name.removesuffix(".weight"), PLAIN, {"weight": raw}, rows, columns, columns, 8 * raw.itemsize)
 
 
 @dataclass(frozen=True)
@@ -167,13 +179,14 @@ class _Original:
 def _original_of(layer: Layer, model: Model, base: Model) -> _Original | None:
     for name in (f"{layer.name}.weight", layer.name):
         raw = base.plain.get(name)
-        if raw is not None and raw.dtype in FLOATS:
+        if raw is not None and raw.dtype in FLOATS and len(raw.shape) >= 2:
             return _Original(raw, turned=layer.layout == GPT_OSS and len(raw.shape) == 3)
-    if layer.layout == GGML and model.source.gguf is not None:
+    if model.source.gguf is not None:
         from octavo.interchange.gguf_names import architecture_of, place_of
 
         try:
-            place = place_of(layer.name, *architecture_of(model.source.gguf))
+            name = f"{layer.name}.weight" if layer.layout == PLAIN else layer.name
+            place = place_of(name, *architecture_of(model.source.gguf))
         except ContainerError:
             return None
         for prefix in ("", "model.", "transformer.", "bert."):
@@ -238,7 +251,7 @@ def _judge(
             findings.add(SCALED, one.name, detail, file=file, edits=_raised(layer, one.scale))
             scaled.add(one.name)
         elif one.cosine >= least:
-            usual = float(np.median(group))
+            usual = min(float(np.median(group)), _EXACT_DB)
             if one.sqnr_db < usual - _STALE_DB:
                 detail = f"{text}; the median of {len(group)} such layers is {usual:.1f} dB"
                 findings.add(STALE, one.name, detail, file=file)
@@ -256,6 +269,20 @@ def _judge(
             else:
                 findings.add(FAR, one.name, f"{text}; at {layer.bits} bits the cosine is {least} or higher", file=file)
     _confirm(findings, scaled)
+    _settle(findings, {one.name: one.cosine >= _least(layers[one.name], model) for one in agreements})
+
+
+def _settle(findings: Findings, is_near: dict[str, bool]) -> None:
+    """Drop suspicions about memory that was never filled where the layer is near the original, and make others sure."""
+    rules = (code_rules.UNFILLED, code_rules.GARBAGE, scale_rules.SPREAD)
+    settled = []
+    for finding in findings.listed:
+        near = is_near.get(finding.subject.removesuffix(".weight"), is_near.get(finding.subject))
+        if finding.rule not in rules or near is None:
+            settled.append(finding)
+        elif not near:
+            settled.append(replace(finding, severity="error"))
+    findings.listed = settled
 
 
 def _least(layer: Layer, model: Model) -> float:

@@ -30,6 +30,7 @@ from octavo.interchange.check.stored_layers import (
     MXFP8,
     NVFP4,
     OCTAVO,
+    PLAIN,
     WORDS,
     Layer,
 )
@@ -112,6 +113,9 @@ def rows_of(layer: Layer, source: Source, settings: Settings, start: int, stop: 
     Returns:
         ``[stop - start, columns]``.
     """
+    if layer.layout == PLAIN:
+        raw, columns = layer.codes, layer.columns
+        return floats_of(raw, start * columns, stop * columns).reshape(stop - start, columns)
     if layer.layout == GGML:
         return _ggml_rows(layer, start, stop)
     if layer.layout == OCTAVO:

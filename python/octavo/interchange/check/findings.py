@@ -29,7 +29,8 @@ class Rule:
 
 
 RULES: dict[str, Rule] = {}
-"""All rules by their ids, in the order of the files of rules."""
+"""All rules by their ids, once the families are imported."""
+_SEVERITIES = ("error", "warning", "suspect")
 
 
 def rule(id: str, severity: Severity, defect: str, effect: str, repair: str) -> Rule:
@@ -38,6 +39,11 @@ def rule(id: str, severity: Severity, defect: str, effect: str, repair: str) -> 
         raise ValueError(f"rule {id!r} is entered twice")
     RULES[id] = entered = Rule(id, severity, defect, effect, repair)
     return entered
+
+
+def all_rules() -> list[Rule]:
+    """Return all rules: errors, warnings, suspects, each by their ids."""
+    return sorted(RULES.values(), key=lambda one: (_SEVERITIES.index(one.severity), one.id))
 
 
 @dataclass(frozen=True)
@@ -149,8 +155,7 @@ class Findings:
 
     def __iter__(self) -> Iterator[Finding]:
         """Iterate over findings: errors, warnings, suspects, each in the order of discovery."""
-        order = {"error": 0, "warning": 1, "suspect": 2}
-        return iter(sorted(self.listed, key=lambda one: order[one.severity]))
+        return iter(sorted(self.listed, key=lambda one: _SEVERITIES.index(one.severity)))
 
     def __len__(self) -> int:
         """Return their number."""

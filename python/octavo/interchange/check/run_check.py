@@ -16,7 +16,7 @@ from octavo.interchange.check import (
     shape_rules,
 )
 from octavo.interchange.check.base_rules import Agreement
-from octavo.interchange.check.findings import RULES, Findings
+from octavo.interchange.check.findings import Findings, all_rules
 from octavo.interchange.check.reader_routes import Route, routes
 from octavo.interchange.check.source import open_source
 from octavo.interchange.check.stated_settings import Settings
@@ -138,4 +138,4 @@ def rules() -> list[dict[str, str]]:
     Returns:
         Of each its id, severity, what is wrong, what readers do with it, and the repair.
     """
-    return [vars(one) for one in RULES.values()]
+    return [vars(one) for one in all_rules()]

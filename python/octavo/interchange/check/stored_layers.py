@@ -13,6 +13,8 @@ WORDS, INT8, FP8, MXFP8, MXFP6, MXFP4, NVFP4 = "words", "int8", "fp8", "mxfp8", 
 MODELOPT_NVFP4, FP8_BLOCKS, GPT_OSS = "modelopt-nvfp4", "fp8-blocks", "gpt-oss"
 GPTQ, AWQ, BNB4, BNB8, GGML, OCTAVO = "gptq", "awq", "bnb-4bit", "bnb-int8", "ggml", "octavo"
 """Layouts of layers."""
+PLAIN = "plain"
+"""Layout of float matrices, where they are compared with the original."""
 E2M1_LAYOUTS = (MXFP4, NVFP4, MODELOPT_NVFP4, GPT_OSS)
 """Layouts with two E2M1 codes in a byte, the first low."""
 

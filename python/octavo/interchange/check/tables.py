@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from octavo.display.console import table
 from octavo.interchange.check.base_rules import Agreement
-from octavo.interchange.check.findings import RULES, Findings, Rule
+from octavo.interchange.check.findings import Findings, Rule, all_rules
 from octavo.interchange.check.reader_routes import Route
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def rule_lines(findings: Findings) -> list[str]:
 def rule_table() -> Table:
     """Return a row for each rule."""
     rows = table("rule", "severity", "what is wrong", "what readers do", "repair")
-    for one in RULES.values():
+    for one in all_rules():
         rows.add_row(one.id, one.severity, one.defect, one.effect, one.repair)
     return rows
 
