@@ -403,13 +403,13 @@ def test_targets_and_kinds_are_checked(file, tmp_path):
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    from octavo.interchange import gguf_write
+    from octavo.interchange import gguf_plan
 
     llama().save_pretrained(tmp_path / "in")
     (tmp_path / "x.gguf").write_text("old")
-    parts = gguf_write._parts
+    parts = gguf_plan._parts
     monkeypatch.setattr(
-        gguf_write,
+        gguf_plan,
         "_parts",
         lambda one: parts(one) if "blk.1" not in one.place.name else (_ for _ in ()).throw(OSError(28, "full")),
     )

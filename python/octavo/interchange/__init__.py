@@ -1,7 +1,8 @@
 """Files of other packages: GGUF is read and written.
 
 :mod:`~octavo.interchange.gguf` parses the file, :mod:`~octavo.interchange.gguf_tensors` gives its tensors, and
-:mod:`~octavo.interchange.gguf_model` its model, by the names in :mod:`~octavo.interchange.gguf_names`;
+:mod:`~octavo.interchange.gguf_model` its model, by the names in :mod:`~octavo.interchange.gguf_names`
+and the settings in :mod:`~octavo.interchange.gguf_config`;
 :mod:`~octavo.interchange.conversion` writes a model folder of any model that
 :mod:`~octavo.interchange.foreign_readers` opens. Of ggml's blocks,
 :mod:`~octavo.interchange.ggml_types` lists the types, :mod:`~octavo.interchange.ggml_decode` decodes them, and
@@ -9,9 +10,10 @@
 
 :mod:`~octavo.interchange.convert` has the table of kinds that are written.
 :mod:`~octavo.interchange.model_source` gives their writers a model, and
-:mod:`~octavo.interchange.conversion_report` is what they return. Of GGUF, :mod:`~octavo.interchange.gguf_write`
-decides, :mod:`~octavo.interchange.ggml_pack` makes blocks, :mod:`~octavo.interchange.gguf_metadata` and
-:mod:`~octavo.interchange.gguf_tokenizer_keys` the metadata, and :mod:`~octavo.interchange.gguf_writer` the file.
+:mod:`~octavo.interchange.conversion_report` is what they return. Of GGUF, :mod:`~octavo.interchange.gguf_plan`
+gives every tensor a type, :mod:`~octavo.interchange.ggml_pack` makes blocks,
+:mod:`~octavo.interchange.gguf_metadata` and :mod:`~octavo.interchange.gguf_tokenizer_keys` are the metadata, and
+:mod:`~octavo.interchange.gguf_writer` makes the file of what :mod:`~octavo.interchange.gguf_write` decides.
 Of ONNX, :mod:`~octavo.interchange.onnx_write` decides and :mod:`~octavo.interchange.onnx_file` writes. Both take codes
 and scales from :mod:`~octavo.interchange.packed_rows`.
 """

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from octavo.errors import ContainerError
 from octavo.interchange.foreign_model import load_foreign_model
 from octavo.interchange.gguf import GgufFile
+from octavo.interchange.gguf_config import FACTORS
 from octavo.interchange.gguf_metadata import NAME, FormerFile
-from octavo.interchange.gguf_names import FACTORS, Architecture, Place, architecture_of, config_of, place_of
+from octavo.interchange.gguf_names import Architecture, Place, architecture_of, config_of, place_of
 from octavo.interchange.gguf_tensors import TensorOrigin, carry_tensor, decode_tensor, factors_of
 from octavo.interchange.gguf_tokenizer import tokenizer_files
 from octavo.model_folder.config_limits import build_config
