@@ -142,6 +142,24 @@ def ct_words(bits, group=32, symmetric=True, pack=dense_words):
     return parts, ct_config("pack-quantized", weights)
 
 
+def ct_ordered():
+    """Columns in groups by activation: ``weight_g_idx``."""
+    plain, config = ct_words(4)
+
+    def parts(weight):
+        columns = weight.shape[1]
+        order = np.random.default_rng(1).permutation(columns)
+        made = plain(np.ascontiguousarray(weight[:, order]))
+        codes = np.empty_like(weight, np.uint8)
+        sorted_codes = np.unpackbits(made[".weight_packed"].view(np.uint8), axis=1, bitorder="little")
+        codes[:, order] = (sorted_codes.reshape(len(weight), columns, 4) << np.arange(4, dtype=np.uint8)).sum(2)
+        index = np.empty(columns, np.int32)
+        index[order] = np.arange(columns) // 32
+        return made | {".weight_packed": dense_words(codes, 4), ".weight_g_idx": index}
+
+    return parts, config
+
+
 def ct_config(form, weights):
     return {
         "quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed", "ignore": ["lm_head"],
@@ -328,6 +346,7 @@ LAYOUTS = {
     "plain": (lambda weight: {".weight": weight}, None),
     **{f"ct-int{bits}": ct_words(bits) for bits in range(2, 9)},
     "ct-uint4": ct_words(4, symmetric=False), "ct-uint3": ct_words(3, symmetric=False), "ct-int4-g128": ct_words(4, 128),
+    "ct-int4-act": ct_ordered(),
     "ct-int8-channel": ct_int8(), "ct-fp8": fp8(FP8_CONFIG), "mxfp8": mxfp8(), "mxfp4": mxfp4(),
     "nvfp4": (nvfp4(".weight_packed", ".weight_global_scale", True), NVFP4_CONFIG),
     "modelopt-nvfp4": (nvfp4(".weight", ".weight_scale_2", False), MODELOPT),

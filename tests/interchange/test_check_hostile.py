@@ -131,7 +131,16 @@ def test_memory_is_bounded_by_chunks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "pattern", ["re:(a+)+$", "re:(.*)*x", "re:" + ".*" * 60 + "x", "re:(", "re:" + "a?" * 200 + "a" * 200, "*" * 500]
+    "pattern",
+    [
+        "re:(a+)+$",
+        "re:(.*)*x",
+        "re:" + ".*" * 60 + "x",
+        "re:(",
+        "re:" + "a?" * 200 + "a" * 200,
+        "*" * 500,
+        "re:.*a.*a.*a.*b$",
+    ],
 )
 def test_patterns_take_no_exponential_time(pattern, tmp_path):
     tensors, config = checkpoints.llama("ct-int4")

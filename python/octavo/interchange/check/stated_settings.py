@@ -12,7 +12,10 @@ from octavo.errors import ContainerError
 from octavo.interchange.check.source import Source
 from octavo.storage.reading import shown
 
-_MOST_NAME, _MOST_PATTERN, _MOST_REPEATS, _SECONDS = 256, 512, 4, 2.0
+_MOST_NAME, _MOST_PATTERN, _MOST_REPEATS = 256, 512, 4
+_SLOW_S, _MOST_SLOW_S = 0.01, 3.0  # seconds of one match, and of all slow ones
+# Methods whose lists name parts of paths.
+_BY_PART = ("bitsandbytes", "awq", "gptq", "fp8", "mxfp4")
 # A repeated group takes exponential time on some names.
 _NESTED = re.compile(r"\)[*+{]")
 _REPEAT = re.compile(r"(?<!\\)[*+]|\{\d+,\d*\}")
@@ -43,7 +46,10 @@ class Settings:
     groups: list[Group] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
-    _spent: float = 0.0
+    _names: set[str] | None = field(default=None, repr=False)
+    _patterns: list[str] = field(default_factory=list, repr=False)
+    _compiled: dict[str, re.Pattern[str] | None] = field(default_factory=dict, repr=False)
+    _slow: float = field(default=0.0, repr=False)
 
     @classmethod
     def of(cls, source: Source) -> Settings:
@@ -126,7 +132,13 @@ class Settings:
 
     def ignores(self, layer: str) -> bool:
         """Whether a layer is stated to be float."""
-        return any(self.matches(one, layer) for one in self.ignored)
+        if self._names is None:
+            self._names = {one for one in self.ignored if not _is_pattern(one)}
+            self._patterns = [one for one in self.ignored if self.method in _BY_PART or _is_pattern(one)]
+        parts = layer.split(".")
+        if any(".".join(parts[:length]) in self._names for length in range(1, len(parts) + 1)):
+            return True
+        return any(self.matches(one, layer) for one in self._patterns)
 
     def matches(self, pattern: str, layer: str) -> bool:
         """Whether a name, a pattern ``re:...`` or a glob stands for a layer, or for a module above it.
@@ -134,37 +146,47 @@ class Settings:
         Patterns that could take exponential time are not tried; :attr:`unreadable` lists them. Raises ContainerError
         where patterns take seconds.
         """
-        if pattern.startswith("re:"):
-            return self._searched(pattern, pattern[3:], layer)
-        if "*" in pattern:
-            glob = ".*".join(re.escape(part) for part in pattern.split("*"))
-            return self._searched(pattern, rf"{glob}(?:\..*)?$", layer)
-        return (
-            layer == pattern
-            or layer.startswith(f"{pattern}.")
-            or (self.method in ("bitsandbytes", "awq", "gptq", "fp8", "mxfp4") and pattern in layer)
-        )
+        if _is_pattern(pattern):
+            return self._searched(pattern, layer)
+        is_above = layer == pattern or layer.startswith(f"{pattern}.")
+        return is_above or (self.method in _BY_PART and pattern in layer)
 
-    def _searched(self, shown_as: str, pattern: str, layer: str) -> bool:
-        if shown_as in self.unreadable or len(layer) > _MOST_NAME:
-            return False
-        repeats, optional = len(_REPEAT.findall(pattern)), len(_OPTIONAL.findall(pattern))
-        is_long = len(pattern) > _MOST_PATTERN or repeats > _MOST_REPEATS or optional > 2 * _MOST_REPEATS
-        if is_long or _NESTED.search(pattern):
-            self.unreadable.append(shown_as)
+    def _searched(self, pattern: str, layer: str) -> bool:
+        if pattern not in self._compiled:
+            self._compiled[pattern] = _compiled(pattern)
+            if self._compiled[pattern] is None:
+                self.unreadable.append(pattern)
+        expression = self._compiled[pattern]
+        if expression is None or len(layer) > _MOST_NAME:
             return False
         started = time.perf_counter()
-        try:
-            return re.match(pattern, layer) is not None
-        except (re.error, OverflowError, RecursionError):
-            self.unreadable.append(shown_as)
-            return False
-        finally:
-            self._spent += time.perf_counter() - started
-            if self._spent > _SECONDS:
-                raise ContainerError(
-                    f"{self.file}: trying {shown(shown_as)} and others lasts seconds; accepted are simple patterns"
-                )
+        matched = expression.match(layer) is not None
+        seconds = time.perf_counter() - started
+        self._slow += seconds if seconds > _SLOW_S else 0
+        if self._slow > _MOST_SLOW_S:
+            raise ContainerError(
+                f"{self.file}: trying {shown(pattern)} and others lasts seconds; accepted are simple patterns"
+            )
+        return matched
+
+
+def _is_pattern(text: str) -> bool:
+    return text.startswith("re:") or "*" in text
+
+
+def _compiled(pattern: str) -> re.Pattern[str] | None:
+    """Return the expression of a pattern or glob; None for an invalid one, and one that may take exponential time."""
+    if pattern.startswith("re:"):
+        text = pattern[3:]
+    else:
+        text = ".*".join(re.escape(part) for part in re.split(r"\*+", pattern)) + r"(?:\..*)?$"
+    repeats, optional = len(_REPEAT.findall(text)), len(_OPTIONAL.findall(text))
+    if len(text) > _MOST_PATTERN or repeats > _MOST_REPEATS or optional > 2 * _MOST_REPEATS or _NESTED.search(text):
+        return None
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError):
+        return None
 
 
 def _text(table: Mapping[str, Any], key: str, label: str) -> str:
