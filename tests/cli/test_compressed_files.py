@@ -104,3 +104,46 @@ def test_compress_takes_the_weights_of_a_folder(octavo, folder, text, tmp_path):
 def test_recipe_shows_what_it_does_to_a_folder(octavo, folder):
     rows = json.loads(octavo("recipe", "mxint8", "--model", folder, "--json").stdout)["rows"]
     assert any(row["module"].endswith("mlp.up_proj") for row in rows)
+
+
+def test_unpack_decodes_the_weights(octavo, folder, tmp_path):
+    told = octavo("unpack", folder, "-o", tmp_path / "out").stdout
+    assert "decoded 8 of 21 tensors" in " ".join(told.split())
+    with pytest.warns(package.OctavoWarning):
+        packed = package.load_model(folder)
+    plain = package.load_model(tmp_path / "out")
+    assert torch.equal(
+        plain.model.layers[0].self_attn.q_proj.weight, packed.model.layers[0].self_attn.q_proj.weight.decode()
+    )
+    octavo("unpack", folder, "-o", tmp_path / "half", "--dtype", "float16")
+    assert (
+        package.load(tmp_path / "half" / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"].dtype
+        == torch.float16
+    )
+    assert "would lie in the input" in octavo("unpack", folder, "-o", folder / "out", code=2).output
+
+
+@pytest.mark.parametrize("command", ["generate {} the", "embed {} the", "graph {}"])
+def test_what_reads_folders_of_ours_tells_how_to_make_one(octavo, folder, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    told = octavo(*command.format(folder).split(), code=2).output
+    line = told.partition("octavo ")[2].partition(" writes")[0]
+    assert line == f"pack {folder} -o FOLDER"
+    octavo(*line.split())
+    if command.startswith("graph"):
+        octavo(*command.format("FOLDER").split())
+
+
+def test_a_loaded_model_does_not_change_with_its_files(folder, tmp_path):
+    import shutil
+
+    shutil.copytree(folder, tmp_path / "ct")
+    with pytest.warns(package.OctavoWarning):
+        model = package.load_model(tmp_path / "ct")
+    before = [model.model.embed_tokens.weight.clone(), model.model.layers[0].self_attn.q_proj.weight.codes.clone()]
+    size = (tmp_path / "ct" / "model.safetensors").stat().st_size
+    with open(tmp_path / "ct" / "model.safetensors", "r+b") as file:
+        file.seek(size // 4)
+        file.write(bytes(size // 2))
+    assert torch.equal(model.model.embed_tokens.weight, before[0])
+    assert torch.equal(model.model.layers[0].self_attn.q_proj.weight.codes, before[1])

@@ -7,14 +7,21 @@ from typing import Annotated
 
 import typer
 
-from octavo.cli._app import ForceOption, OutOption, tell_left_behind
+from octavo.cli._app import ForceOption, OutOption, check_out, tell_left_behind
+from octavo.cli._foreign_files import folder_of
 from octavo.errors import DTypeError
 
 DTYPES = ("float32", "float16", "bfloat16")
 
 
 def run(
-    path: Annotated[Path, typer.Argument(metavar="IN", help="A packed file, or a folder made by octavo pack.")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="IN",
+            help="A packed file, a folder made by octavo pack, a GGUF file, a folder of compressed-tensors.",
+        ),
+    ],
     out: OutOption,
     dtype: Annotated[
         str | None,
@@ -48,16 +55,19 @@ def run(
     from octavo.model_folder.weight_files import PLAIN_NAME, Checkpoint, check_target, write
     from octavo.tensors.packed_tensor import PackedTensor
 
-    source = Checkpoint.open(path)
-    check_target(source, out, PLAIN_NAME, force=force)
-    source.verify()
-    tensors = source.tensors()
-    packed = [tensor for tensor in tensors.values() if isinstance(tensor, PackedTensor)]
-    with progress("unpacking", sum(tensor.nbytes for tensor in packed)) as done:
-        plain = unpacked(source, None if dtype is None else getattr(torch, dtype), progress=done)
-        file = write(source, out, PLAIN_NAME, plain, force=force)
+    given_source = Checkpoint.open(path)
+    with folder_of(str(path), packed=True) as folder:
+        source = given_source if folder == str(path) else Checkpoint.open(folder)
+        if source is not given_source:
+            check_out(str(path), out, force=force)
+        check_target(source, out, PLAIN_NAME, force=force)
+        source.verify()
+        tensors = source.tensors()
+        packed = [tensor for tensor in tensors.values() if isinstance(tensor, PackedTensor)]
+        with progress("unpacking", sum(tensor.nbytes for tensor in packed)) as done:
+            plain = unpacked(source, None if dtype is None else getattr(torch, dtype), progress=done)
+            file = write(source, out, PLAIN_NAME, plain, force=force)
     stdout = console()
-    stdout.print(
-        f"decoded {len(packed)} of {len(plain)} tensors: {size(source.nbytes)} -> {size(file.stat().st_size)}: {file}"
-    )
-    tell_left_behind(source, stdout)
+    sizes = f"{size(given_source.nbytes)} -> {size(file.stat().st_size)}"
+    stdout.print(f"decoded {len(packed)} of {len(plain)} tensors: {sizes}: {file}")
+    tell_left_behind(given_source, stdout)

@@ -6,20 +6,22 @@ import os
 from pathlib import Path
 
 from octavo.errors import ContainerError
+from octavo.late_binding import late
 from octavo.model_folder.weight_files import PACKED_INDEX, held
-from octavo.storage.file_kinds import GGUF, kind_of_file
 from octavo.storage.files import path_text
 
 
 def native_folder(path: str | os.PathLike[str]) -> Path:
     """Return the path of a model folder with the weights of one model in one file.
 
-    Raises ContainerError for other folders and for a GGUF file, with the line that writes such a folder.
+    Raises ContainerError for other folders, and for files and folders of other packages, with the line that writes
+    such a folder.
     """
     folder = Path(path_text(path))
-    if kind_of_file(folder) == GGUF:
+    reader = late("foreign_reader")(folder)
+    if reader is not None:
         raise ContainerError(
-            f"{folder}: a GGUF file, and the native engine reads folders: octavo pack {folder} -o FOLDER writes one"
+            f"{folder}: {reader.kind}, and the native engine reads folders: octavo pack {folder} -o FOLDER writes one"
         )
     names = held(folder)
     if len(names) > 1:

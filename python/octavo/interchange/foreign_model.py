@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from octavo.errors import OctavoWarning
 from octavo.model_folder.save_load import fill_packed
+from octavo.tensors.fresh import empty
 from octavo.tensors.packed_tensor import PackedTensor
 
 
@@ -79,19 +80,34 @@ class ForeignModel(Protocol):
         """Write configuration, tokenizer and what else belongs to the model into a folder."""
 
 
-def load_foreign_model(subject: ForeignModel) -> tuple[nn.Module, list[TensorOrigin]]:
+def load_foreign_model(subject: ForeignModel, *, mmap: bool = False) -> tuple[nn.Module, list[TensorOrigin]]:
     """Return the model of a file, in evaluation mode, and how each of its tensors was read.
 
-    Raises ContainerError for tensors that do not fit the model, and as the reader does.
+    ``mmap``: tensors may share memory with the mapped file, as for :func:`octavo.load`. Raises ContainerError for
+    tensors that do not fit the model, and as the reader does.
     """
     model = subject.skeleton()
     tensors: dict[str, Tensor | PackedTensor] = {}
     origins = []
     for name, place in subject.names.items():
         carried, origin = subject.carried(name)
-        tensors[place] = subject.decoded(name) if carried is None else carried
+        tensor = subject.decoded(name) if carried is None else carried
+        tensors[place] = tensor if mmap else _copied(tensor)
         origins.append(origin)
     return fill_packed(model, tensors, subject.ties, subject.path), origins
+
+
+def _copied(tensor: Tensor | PackedTensor) -> Tensor | PackedTensor:
+    """Return a tensor in memory of its own, which no file is mapped to."""
+    if isinstance(tensor, Tensor):
+        return tensor.clone()
+    parts = []
+    for part in tensor.parts:
+        own = empty(list(part.shape), part.dtype)  # products of packed weights are faster in huge pages
+        parts.append(own.copy_(part))
+    return PackedTensor(
+        tensor.format, *parts, shape=tensor.shape, dtype=tensor.dtype, axis=tensor.axis, scale=tensor.scale
+    )
 
 
 def tell_decoded(path: str | os.PathLike[str], origins: Sequence[TensorOrigin]) -> None:

@@ -35,11 +35,14 @@ class Reader:
     open: Callable[[Path], ForeignModel]
     contents: Callable[[Path], tuple[list[TensorEntry], dict[str, str]]]
 
-    def load(self, path: Path) -> nn.Module:
-        """Return the model of a file; warn of tensors that were decoded, and tell what was left out."""
+    def load(self, path: Path, *, mmap: bool) -> nn.Module:
+        """Return the model of a file; warn of tensors that were decoded.
+
+        ``mmap``: as for :func:`octavo.load_model`.
+        """
         from octavo.interchange.foreign_model import load_foreign_model, tell_decoded
 
-        model, origins = load_foreign_model(self.open(path))
+        model, origins = load_foreign_model(self.open(path), mmap=mmap)
         tell_decoded(path, origins)
         return model
 

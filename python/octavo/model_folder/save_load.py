@@ -156,7 +156,7 @@ def load_model(
     if reader is not None:
         if model is not None:
             raise ModelError(f"{os.fspath(path)}: {reader.kind} says what to build; leave model out")
-        opened = cast("nn.Module", reader.load(path))
+        opened = cast("nn.Module", reader.load(path, mmap=mmap))
         if os.path.isdir(path):
             carry_files(opened, Path(path))
         return opened

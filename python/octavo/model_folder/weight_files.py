@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ContainerError, ModelError
+from octavo.late_binding import late
 from octavo.model_folder.companion_files import WEIGHTS, belonging, copy_companions, measurements
 from octavo.model_folder.model_card import remove_card
 from octavo.model_folder.quantization_entry import write_entry
-from octavo.storage import file_kinds, folders
+from octavo.storage import folders
 from octavo.storage.reading import INDEX_BYTES, member, parse_json, read_json, shown
 from octavo.tensors import container
 
@@ -164,9 +165,13 @@ def _shards(index: Path) -> list[str]:
 
 
 def refuse_file(path: Path) -> None:
-    """Refuse a file in the place of a model folder. Raises ModelError, which says where the folder is."""
-    if file_kinds.kind_of_file(path) == file_kinds.GGUF:
-        raise ModelError(f"{path}: a GGUF file; octavo pack {path} -o FOLDER writes a folder of its model")
+    """Refuse a file, or a folder of another package, in the place of a model folder.
+
+    Raises ModelError, which says where the folder is, or the line that writes one.
+    """
+    reader = late("foreign_reader")(path)
+    if reader is not None:
+        raise ModelError(f"{path}: {reader.kind}; octavo pack {path} -o FOLDER writes a folder of its model")
     if path.is_file():
         raise ModelError(f"{path}: a file of weights; give the folder of the model, {path.parent}")
 
