@@ -303,6 +303,21 @@ def test_a_real_file_has_equal_tensors_after_a_model_folder(tmp_path):
 
 
 @pytest.mark.slow
+def test_metadata_of_a_real_file_are_made_anew_as_llama_cpp_has_them(tmp_path):
+    """Of the folder alone: sizes, tokens, pairs, kinds, special tokens and the template, made from its files."""
+    path = real_file()
+    Conversion.of(GgufModel.open(path), packed=False).write(tmp_path / "folder")
+    (tmp_path / "folder" / NAME).unlink()
+    report = convert(tmp_path / "folder", tmp_path / "x.gguf", "gguf")
+    found, first = GgufFile(tmp_path / "x.gguf"), GgufFile(path)
+    assert report.notes == []
+    keys = [key for key in first.metadata if key.startswith(("llama.", "tokenizer."))]
+    keys.remove("tokenizer.ggml.add_space_prefix")  # byte pairs have none
+    assert len(keys) > 15 and all(found.metadata[key] == first.metadata[key] for key in keys)
+    assert all(found.kinds[key] == first.kinds[key] for key in keys)
+
+
+@pytest.mark.slow
 def test_llama_cpp_continues_a_text_as_we_do(tmp_path):
     """Floats: it rounds no inputs then. Codes: every token of ours is among its two best, near the best."""
     pytest.importorskip("llama_cpp")
