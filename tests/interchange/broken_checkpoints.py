@@ -98,6 +98,13 @@ def factors(change):
     return apply
 
 
+def vanished(tensors, config):
+    """A fifth of the scales rounded to 0 with their blocks."""
+    scales = tensors[f"{LAYER}.weight_scale"].view(torch.uint8)
+    scales.view(-1)[::5] = 0
+    tensors[f"{LAYER}.weight_packed"].view(-1, 8)[::5] = 0
+
+
 def low_exponents(tensors, config):
     """Every exponent two too low, by a version that did so."""
     config["quantization_config"]["version"] = "0.13.0"
@@ -377,6 +384,7 @@ BREAKS = {
     "scale-range": edited("modelopt-nvfp4", replaced(".weight_scale", lambda scale: scale.float() * 1.5)),
     "scale-negative": edited("nvfp4", part(".weight_scale", at((3, 2), 0xC0))),
     "scale-spread": edited("gptq-4", replaced(".scales", lambda scale: torch.exp2(torch.linspace(-60, 60, scale.numel())).view(scale.shape))),
+    "blocks-vanished": edited("nvfp4", vanished),
     "factor-invalid": edited("nvfp4", replaced(".weight_global_scale", lambda factor: factor * 0)),
     "factor-inverted": edited("nvfp4", factors(lambda factor: 1 / factor)),
     "factor-fused": edited("nvfp4", replaced(".weight_global_scale", lambda factor: factor * 1.5)),

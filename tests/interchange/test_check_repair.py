@@ -18,7 +18,9 @@ def repaired(rule, broken, out, base=None):
     return out
 
 
-@pytest.mark.parametrize("rule", ["gptq-zero-version", "g-idx-ignored", "tie-flag", "index-disagrees", "index-size"])
+@pytest.mark.parametrize(
+    "rule", ["gptq-zero-version", "g-idx-ignored", "tie-flag", "index-disagrees", "index-size", "layer-not-ignored"]
+)
 def test_a_repaired_copy_does_not_break_the_rule(rule, tmp_path):
     sound, broken = BREAKS[rule](tmp_path)
     out = repaired(rule, broken, tmp_path / "out")
@@ -38,6 +40,17 @@ def test_gptq_widths_and_groups_come_from_the_tensors(tmp_path):
         out = repaired("config-bits", broken, tmp_path / key)
         assert ids(out) == set()
         assert json.loads((out / "config.json").read_text())["quantization_config"][key] in (4, 32)
+
+
+def test_a_width_that_all_tensors_of_a_group_contradict_is_corrected(tmp_path):
+    _, broken = BREAKS["config-bits"](tmp_path)
+    out = repaired("config-bits", broken, tmp_path / "out")
+    assert ids(out) == set()
+    tensors, config = checkpoints.llama("ct-int4")
+    tensors |= {name: part for name, part in checkpoints.llama("ct-int8")[0].items() if "layers.0.mlp.up" in name}
+    mixed = checkpoints.write(tmp_path / "mixed", tensors, config)
+    (one,) = [one for one in check_path(mixed).findings if one.rule.id == "config-bits"]
+    assert not one.edits  # the other layers have what is stated
 
 
 def test_a_nan_over_zeros_becomes_a_scale_of_0(tmp_path):

@@ -163,11 +163,12 @@ def _check_coverage(model: Model, settings: Settings, findings: Findings) -> Non
     if stated:
         floats |= dict(float_experts(model))
         left = [layer for layer in floats if _is_target(settings, layer) and not settings.ignores(layer)]
+        key = next((one for one in ("ignore", "exclude_modules") if one in settings.table), "ignore")
+        edit = JsonEdit(model.source.folder / settings.file, (*settings.keys, key), [*settings.ignored, *left])
+        exact = settings.file == "config.json" and settings.keys
         for layer in left[:16]:
-            raw = floats[layer]
-            findings.add(
-                NOT_IGNORED, layer, f"{raw.dtype} {list(raw.shape)}; {len(left)} such layers", file=raw.file.name
-            )
+            raw, text = floats[layer], f"{floats[layer].dtype} {list(floats[layer].shape)}; {len(left)} such layers"
+            findings.add(NOT_IGNORED, layer, text, file=raw.file.name, edits=(edit,) if exact else ())
         return
     if settings.table.get("dynamic") or settings.method in ("bitsandbytes", "octavo") or OCTAVO in model.kinds:
         return

@@ -63,6 +63,12 @@ SPREAD = rule(
     "memory that was never filled reads so; every reader computes with it",
     "compare with the original: --base FOLDER",
 )  # fmt: skip
+VANISHED = rule(
+    "blocks-vanished", "suspect",
+    "more than a tenth of the E4M3 scales of a layer are 0 or the smallest number, over blocks of zeros or nearly so",
+    "every reader decodes the blocks to zeros: the global scale was too large for them",
+    "export again with a global scale of the tensor's own absmax; compare with the original: --base FOLDER",
+)  # fmt: skip
 FACTOR = rule(
     "factor-invalid", "error",
     "the global scale of an NVFP4 layer is zero, negative, infinite or NaN",
@@ -162,6 +168,8 @@ def _check_grid(layer: Layer, settings: Settings, findings: Findings) -> None:
             _check_signs(layer, raw, sign, blocks, turned, findings)
         if bits.smallest == 0:
             _check_zero(layer, raw, words & ~sign == 0, blocks, turned, findings)
+        if dtype == "F8_E4M3" and (small := int((words & 0x7F <= 1).sum())) * 10 > raw.elements:
+            findings.add(VANISHED, layer.name, f"{small} of {raw.elements} scales", file=raw.file.name, count=small)
         if dtype in FLOATS:
             _check_width(layer, raw, settings, blocks, findings)
     _check_spread(layer, raw, dtype, findings)

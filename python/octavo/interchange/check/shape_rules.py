@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from math import ceil, prod
-from pathlib import Path
 
 import numpy as np
 
@@ -78,6 +77,7 @@ def measure(model: Model, settings: Settings, findings: Findings) -> None:
         _MEASURES[layer.layout](layer, model, settings, findings)
         sized = layer.rows and layer.columns and layer.group
         layer.broken = layer.broken or (len(findings) > before and not sized)
+    _check_groups(model, settings, findings)
     if model.source.path.is_file() and _SHARD.search(model.source.path.name):
         findings.listed = [one for one in findings.listed if one.rule is not MISSING]
         return  # other parts are in other files
@@ -149,21 +149,37 @@ def _grid(findings: Findings, layer: Layer, scales: Raw, settings: Settings) -> 
 
 
 def _stated(findings: Findings, layer: Layer, settings: Settings, **facts: object) -> None:
-    """Compare facts of a compressed-tensors layer with its config group."""
-    if settings.method != "compressed-tensors" or layer.broken:
-        return
-    group = settings.group_of(layer.module)
-    if group is None:
-        return
-    for key, value in facts.items():
-        stated = group.weights.get(key)
-        if stated is not None and value is not None and stated != value:
-            findings.add(
-                SETTINGS,
-                layer.name,
-                f"{settings.file} states {key} {stated!r}, the tensors have {value!r}",
-                file=settings.file,
-            )
+    """Note facts of a compressed-tensors layer, which :func:`_check_groups` compares with its config group."""
+    if settings.method == "compressed-tensors" and not layer.broken:
+        layer.facts = facts
+
+
+def _check_groups(model: Model, settings: Settings, findings: Findings) -> None:
+    """Compare the facts of layers with the configuration; a value that all layers of a group have is the repair."""
+    differing: dict[tuple[tuple[str, ...], str], list[tuple[Layer, object, object]]] = {}
+    agreeing = set()
+    for layer in model.layers:
+        if not layer.facts:
+            continue
+        keys, table = settings.keys, settings.table
+        if layer.layout not in (GPTQ, AWQ):
+            group = settings.group_of(layer.module)
+            if group is None:
+                continue
+            keys, table = (*keys, "config_groups", group.name, "weights"), group.weights
+        for key, value in layer.facts.items():
+            stated = table.get(key)
+            if stated is not None and value is not None and stated != value:
+                differing.setdefault((keys, key), []).append((layer, stated, value))
+            else:
+                agreeing.add((keys, key))
+    for (keys, key), rows in differing.items():
+        edits: tuple[JsonEdit, ...] = ()
+        if (keys, key) not in agreeing and len({str(value) for _, _, value in rows}) == 1:
+            edits = (JsonEdit(model.source.folder / settings.file, (*keys, key), rows[0][2]),)
+        for layer, stated, value in rows:
+            text = f"{settings.file} states {key} {stated!r}, the tensors have {value!r}"
+            findings.add(SETTINGS, layer.name, text, file=settings.file, edits=edits)
 
 
 def _words(layer: Layer, model: Model, settings: Settings, findings: Findings) -> None:
@@ -356,10 +372,10 @@ def _gptq(layer: Layer, model: Model, settings: Settings, findings: Findings) ->
         _wrong(findings, layer, g_idx, f"accepted are {columns} entries, one for each column")
         return
     layer.rows, layer.columns, layer.bits = rows, columns, bits
-    _gptq_group(layer, settings, findings, groups, stated)
+    _gptq_group(layer, settings, findings, groups)
 
 
-def _gptq_group(layer: Layer, settings: Settings, findings: Findings, groups: int, stated: int | None) -> None:
+def _gptq_group(layer: Layer, settings: Settings, findings: Findings, groups: int) -> None:
     size = settings.whole("group_size", "q_group_size")
     if size is not None and size > 0 and ceil(layer.columns / size) == groups:
         layer.group = size
@@ -374,30 +390,9 @@ def _gptq_group(layer: Layer, settings: Settings, findings: Findings, groups: in
         layer.group = layer.columns // groups
     if settings.table.get("dynamic"):
         return  # layers have settings of their own
-    key = "bits" if "bits" in settings.table else "w_bit"
-    if stated is not None and stated != layer.bits:
-        edit = JsonEdit(_config(layer, settings), (*settings.keys, key), layer.bits)
-        findings.add(
-            SETTINGS,
-            layer.name,
-            f"{settings.file} states {key} {stated}, the tensors have {layer.bits}",
-            file=settings.file,
-            edits=(edit,),
-        )
-    if size is not None and (layer.columns if size == -1 else size) != layer.group and groups > 1:
-        key = "group_size" if "group_size" in settings.table else "q_group_size"
-        edit = JsonEdit(_config(layer, settings), (*settings.keys, key), layer.group)
-        findings.add(
-            SETTINGS,
-            layer.name,
-            f"{settings.file} states {key} {size}, the tensors have {layer.group}",
-            file=settings.file,
-            edits=(edit,),
-        )
-
-
-def _config(layer: Layer, settings: Settings) -> Path:
-    return layer.codes.file.parent / settings.file
+    layer.facts = {"bits" if "bits" in settings.table else "w_bit": layer.bits}
+    if groups > 1 or size != -1:
+        layer.facts["group_size" if "group_size" in settings.table else "q_group_size"] = layer.group
 
 
 def _awq(layer: Layer, model: Model, settings: Settings, findings: Findings) -> None:
@@ -412,7 +407,7 @@ def _awq(layer: Layer, model: Model, settings: Settings, findings: Findings) -> 
         _wrong(findings, layer, qzeros, f"accepted is I32 {[groups, qweight.shape[1]]}")
         return
     layer.rows, layer.columns = rows, qweight.shape[0]
-    _gptq_group(layer, settings, findings, groups, settings.whole("bits", "w_bit"))
+    _gptq_group(layer, settings, findings, groups)
 
 
 def _bnb4(layer: Layer, model: Model, settings: Settings, findings: Findings) -> None:

@@ -26,6 +26,7 @@ _OPTIONAL = re.compile(r"(?<![\\(*+])\?")
 class Group:
     """A group of layers with the same settings: ``targets`` name its layers, ``weights`` are the settings."""
 
+    name: str
     targets: tuple[str, ...]
     weights: Mapping[str, Any]
     format: str
@@ -102,7 +103,7 @@ class Settings:
                 raise ContainerError(f"{place}: weights is {shown(weights)}; accepted is an object")
             targets = tuple(_texts(group, "targets", place))
             settings.groups.append(
-                Group(targets, weights, _text(group, "format", place) or _text(table, "format", label))
+                Group(name, targets, weights, _text(group, "format", place) or _text(table, "format", label))
             )
         return settings
 

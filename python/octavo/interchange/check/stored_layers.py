@@ -61,8 +61,8 @@ class Layer:
     ``name``: path of the layer, or of the tensor where it has no layer. ``parts``: raw tensors by role. ``rows``,
     ``columns``: of the weight as float layers hold it, leading dimensions in the rows. ``group``: elements of a row
     that share a scale, 0 where the sizes contradict each other. ``bits``: of a code. ``block_rows``: rows that share a
-    scale in layouts of square blocks. ``dense``: False for words that hold whole codes
-    alone. ``unpacked``: scales and zero points, while rows of it are decoded.
+    scale in layouts of square blocks. ``dense``: False for words that hold whole codes alone. ``facts``: what a
+    configuration should state of it. ``unpacked``: scales and zero points, while rows of it are decoded.
     """
 
     name: str
@@ -75,6 +75,7 @@ class Layer:
     block_rows: int = 1
     dense: bool = True
     broken: bool = field(default=False, repr=False)
+    facts: dict[str, object] = field(default_factory=dict, repr=False)
     unpacked: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
