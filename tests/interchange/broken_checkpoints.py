@@ -430,6 +430,7 @@ BREAKS = {
 
 MORE = {
     "a part of another size is named": ("part-shape", edited("gptq-4", replaced(".g_idx", lambda index: index[:-1].contiguous()))),
+    "scales are floats": ("part-shape", edited("ct-int4", replaced(".weight_scale", lambda scale: scale.int()))),
     "AWQ zero points have the size of the codes": ("part-shape", edited("awq", replaced(".qzeros", lambda zeros: zeros[:-1].contiguous()))),
     "blocks of gpt-oss have a scale each": ("part-shape", edited("gpt-oss", replaced("_scales", lambda scales: scales[:, :-1].contiguous()))),
     "E8M0 255 is NaN": ("scale-nan", edited("mxfp4", part(".weight_scale", at((3, 1), 255)))),

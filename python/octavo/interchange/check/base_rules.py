@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import ContainerError
-from octavo.interchange.check import code_rules, scale_rules
+from octavo.interchange.check import code_rules, factor_rules, ggml_scale_rules, scale_rules
 from octavo.interchange.check.decode_layers import float_values, floats_of, rows_of
 from octavo.interchange.check.findings import ByteEdit, Findings, rule
 from octavo.interchange.check.source import Raw
@@ -295,9 +295,9 @@ def _least(layer: Layer, model: Model) -> float:
 
 def _confirm(findings: Findings, scaled: set[str]) -> None:
     """Make suspicions about the scales of layers errors, where the original shows the layers scaled."""
-    rules = (scale_rules.LOW, scale_rules.INVERTED, scale_rules.GGUF_FACTOR)
+    rules = (factor_rules.LOW, factor_rules.INVERTED, ggml_scale_rules.GGUF_FACTOR)
     for number, finding in enumerate(findings.listed):
-        if finding.rule in rules and scaled and (finding.rule is scale_rules.LOW or finding.subject in scaled):
+        if finding.rule in rules and scaled and (finding.rule is factor_rules.LOW or finding.subject in scaled):
             findings.listed[number] = replace(finding, severity="error")
 
 

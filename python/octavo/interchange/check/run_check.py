@@ -11,6 +11,8 @@ from octavo.interchange.check import (
     base_rules,
     code_rules,
     config_rules,
+    factor_rules,
+    ggml_scale_rules,
     index_rules,
     scale_rules,
     shape_rules,
@@ -20,7 +22,7 @@ from octavo.interchange.check.findings import Findings, all_rules
 from octavo.interchange.check.reader_routes import Route, routes
 from octavo.interchange.check.source import open_source
 from octavo.interchange.check.stated_settings import Settings
-from octavo.interchange.check.stored_layers import OCTAVO, Model, float_experts, linear_weights, sorted_tensors
+from octavo.interchange.check.stored_layers import GGML, OCTAVO, Model, float_experts, linear_weights, sorted_tensors
 
 Progress = Callable[[str, int], None]
 
@@ -104,10 +106,13 @@ def check_path(
         progress(layer.name, layer.nbytes)
         if not layer.broken:
             scale_rules.check_scales(layer, model, settings, findings)
+            if layer.layout == GGML:
+                ggml_scale_rules.check_blocks(layer, findings)
+            factor_rules.check_factor(layer, findings)
             code_rules.check_codes(layer, settings, findings)
         layer.unpacked.clear()
-    scale_rules.check_fused(model, findings)
-    scale_rules.check_exponents(model, settings, findings)
+    factor_rules.check_fused(model, findings)
+    factor_rules.check_exponents(model, settings, findings)
     for raw in model.plain.values():
         progress(raw.name, raw.nbytes)
         code_rules.check_plain(raw, findings)

@@ -1,15 +1,14 @@
-"""Rules of scales: their bits, their signs, zero scales over codes that are not zero, and factors of whole tensors."""
+"""Rules of scales of blocks: their bits, their signs, and zero scales over codes that are not zero."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.interchange.check.decode_layers import E4M3, floats_of, is_ordered, rows_of
-from octavo.interchange.check.findings import PLACES, ByteEdit, Findings, Place, Rule, rule
+from octavo.interchange.check.decode_layers import floats_of, is_ordered
+from octavo.interchange.check.findings import PLACES, ByteEdit, Findings, rule
 from octavo.interchange.check.scan import bits_of, places, sample
 from octavo.interchange.check.source import Raw
 from octavo.interchange.check.stated_settings import Settings
@@ -69,65 +68,16 @@ VANISHED = rule(
     "every reader decodes the blocks to zeros: the global scale was too large for them",
     "export again with a global scale of the tensor's own absmax; compare with the original: --base FOLDER",
 )  # fmt: skip
-FACTOR = rule(
-    "factor-invalid", "error",
-    "the global scale of an NVFP4 layer is zero, negative, infinite or NaN",
-    "every reader decodes the layer to zeros, infinities or NaN",
-    "export the layer again",
-)  # fmt: skip
-INVERTED = rule(
-    "factor-inverted", "suspect",
-    "the global scale multiplies where the layout divides, or the other way round",
-    "weights are wrong by many orders of magnitude; outputs are noise",
-    "compressed-tensors stores a divisor, ModelOpt a multiplier: export in the layout that the configuration names",
-)  # fmt: skip
-FUSED = rule(
-    "factor-fused", "warning",
-    "q, k and v, or gate and up, have different global scales",
-    "vLLM joins them into one matrix and takes the largest factor: the others are scaled wrongly",
-    "quantise them with one global scale, as llm-compressor and ModelOpt do",
-)  # fmt: skip
-LOW = rule(
-    "exponent-low", "suspect",
-    "all MXFP4 exponents seem two too low, as compressed-tensors before January 2026 stored them",
-    "kernels that read E8M0 compute weights four times too small",
-    "add 2 to every scale byte; --fix does it where --base shows it",
-)  # fmt: skip
-GGUF_FACTOR = rule(
-    "nvfp4-factor-missing", "suspect",
-    "an NVFP4 tensor of a GGUF file has no tensor `.scale`, and its block scales fill the range of E4M3",
-    "llama.cpp multiplies by 1: weights are wrong by the lost factor",
-    "convert again with a converter that writes the `.scale` tensors",
-)  # fmt: skip
-
-# Where the float16 scales of ggml's blocks are.
-_GGML_HALVES = {
-    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "IQ4_NL": (0,), "Q2_K": (80, 82),
-    "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,), "Q1_0": (0,),
-    "Q2_0": (0,), "IQ4_XS": (0,), "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,),
-    "IQ1_S": (0,),
-}  # fmt: skip
-# Codes of a block of zeros, by type, as bytes behind the scale.
-_GGML_ZEROS = {"Q4_0": (2, 0x88), "Q8_0": (2, 0)}
 _MOST_RATIO = 40  # binades between the 5th and the 95th percentile of scales
-# Largest magnitudes that trained weights plausibly have; a wrong factor moves them by 10^4 and more.
-_PLAUSIBLE, _POSSIBLE = (1e-3, 1e2), (1e-6, 1e3)
-# Rows of layers beside those of the embedding: 1.6 in SmolLM2-135M, 1 before training, a quarter of it where exponents
-# are two too low.
-_SHORT = 0.5
 _BLOCKS_AT_ONCE = 1 << 14
 
 
 def check_scales(layer: Layer, model: Model, settings: Settings, findings: Findings) -> None:
     """Check the scales of a layer that is not broken."""
-    if layer.layout == GGML:
-        _check_ggml(layer, findings)
-    elif layer.layout == OCTAVO:
+    if layer.layout == OCTAVO:
         _check_octavo(layer, model, findings)
-    else:
+    elif layer.layout != GGML:
         _check_grid(layer, settings, findings)
-    if layer.factor is not None:
-        _check_factor(layer, findings)
 
 
 def _scale_dtype(layer: Layer, raw: Raw) -> str | None:
@@ -317,119 +267,6 @@ def _check_spread(layer: Layer, raw: Raw, dtype: str, findings: Findings) -> Non
         )
 
 
-# --- ggml and our own containers ------------------------------------------------------------------------------------
-
-
-def _check_ggml(layer: Layer, findings: Findings) -> None:
-    raw = layer.codes
-    from octavo.interchange.ggml_types import TYPES
-
-    kind = next(one for one in TYPES.values() if one.name == raw.dtype)
-    blocks = raw.data().reshape(-1, kind.nbytes)
-    a_row = layer.columns // kind.elements
-    for at in _GGML_HALVES.get(kind.name, ()):
-        halves = np.ascontiguousarray(blocks[:, at : at + 2]).view("<u2").reshape(-1)
-        wrong = np.flatnonzero(halves & 0x7C00 == 0x7C00)
-        if len(wrong):
-            _ggml_places(
-                layer,
-                NAN,
-                wrong,
-                a_row,
-                kind.nbytes,
-                at,
-                [f"0x{int(halves[one]):04X}" for one in wrong[:PLACES]],
-                findings,
-                f"{len(wrong)} of {len(halves)} float16 scales are not finite",
-            )
-        if kind.name in _GGML_ZEROS and at == 0:
-            begin, zero = _GGML_ZEROS[kind.name]
-            empty = np.flatnonzero(halves & 0x7FFF == 0)
-            filled = empty[(blocks[empty, begin:] != zero).any(1)]
-            if len(filled):
-                _ggml_places(
-                    layer,
-                    ZERO,
-                    filled,
-                    a_row,
-                    kind.nbytes,
-                    at,
-                    ["0"] * PLACES,
-                    findings,
-                    f"{len(filled)} of {len(halves)} scales are zero over codes that are not",
-                )
-    if kind.name == "MXFP4":
-        codes = np.ascontiguousarray(blocks[:, 0])
-        wrong = np.flatnonzero(codes >= 253)
-        if len(wrong):
-            _ggml_places(
-                layer,
-                RANGE,
-                wrong,
-                a_row,
-                kind.nbytes,
-                0,
-                [str(codes[one]) for one in wrong[:PLACES]],
-                findings,
-                f"{len(wrong)} of {len(codes)} E8M0 codes are above 252: ggml overflows, 255 is NaN elsewhere",
-            )
-    elif kind.name == "NVFP4":
-        codes = np.ascontiguousarray(blocks[:, :4])
-        wrong = np.flatnonzero((codes & 0x7F == 0x7F).any(1))
-        if len(wrong):
-            _ggml_places(
-                layer,
-                NAN,
-                wrong,
-                a_row,
-                kind.nbytes,
-                0,
-                [codes[one].tobytes().hex() for one in wrong[:PLACES]],
-                findings,
-                f"{len(wrong)} of {len(codes)} blocks have an E4M3 scale that is NaN; ggml reads 0",
-            )
-        signed = np.flatnonzero((codes > 0x80).any(1) & ~(codes & 0x7F == 0x7F).any(1))
-        if len(signed):
-            _ggml_places(
-                layer,
-                NEGATIVE,
-                signed,
-                a_row,
-                kind.nbytes,
-                0,
-                [codes[one].tobytes().hex() for one in signed[:PLACES]],
-                findings,
-                f"{len(signed)} of {len(codes)} blocks have a negative E4M3 scale",
-            )
-        largest = float(E4M3[int((codes & 0x7F).max())]) if not len(wrong) else 0.0
-        if "factor" not in layer.parts and largest >= 224:
-            findings.add(
-                GGUF_FACTOR,
-                layer.name,
-                f"no {layer.module}.scale, and the largest block scale is {largest:g} of 448",
-                file=raw.file.name,
-            )
-
-
-def _ggml_places(
-    layer: Layer,
-    broken: Rule,
-    blocks: NDArray[Any],
-    a_row: int,
-    nbytes: int,
-    at: int,
-    texts: list[str],
-    findings: Findings,
-    text: str,
-) -> None:
-    raw = layer.codes
-    shown = [
-        Place(raw.offset + int(one) * nbytes + at, int(one) // a_row, int(one) % a_row, value)
-        for one, value in zip(blocks[:PLACES], texts, strict=False)
-    ]
-    findings.add(broken, layer.name, f"{raw.dtype}: {text}", file=raw.file.name, places=shown, count=len(blocks))
-
-
 def _check_octavo(layer: Layer, model: Model, findings: Findings) -> None:
     raw = layer.parts.get("scales")
     if raw is None or not raw.nbytes:
@@ -465,105 +302,3 @@ def _check_octavo(layer: Layer, model: Model, findings: Findings) -> None:
             places=places(typed, bits.wrong, max(typed.elements // rows, 1), texts),
             count=bits.nan + bits.infinite,
         )
-
-
-# --- factors of tensors, and statistics of values -------------------------------------------------------------------
-
-
-def _check_factor(layer: Layer, findings: Findings) -> None:
-    raw = layer.factor
-    assert raw is not None
-    if raw.dtype not in FLOATS or not raw.elements:
-        return
-    values = floats_of(raw)
-    wrong = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
-    if len(wrong):
-        findings.add(
-            FACTOR,
-            layer.name,
-            f"{raw.name} is {values[wrong[0]]:g}",
-            file=raw.file.name,
-            places=[Place(raw.offset + int(wrong[0]) * raw.itemsize, value=f"{values[wrong[0]]:g}")],
-            count=len(wrong),
-        )
-        return
-    scales = layer.scales
-    if layer.layout not in (NVFP4, MODELOPT_NVFP4) or scales is None or scales.dtype != "F8_E4M3":
-        return
-    magnitudes = scales.data() & 0x7F
-    largest = 6 * float(np.nanmax(E4M3[np.minimum(magnitudes, 0x7E)].max(initial=0)))
-    factor = float(values[0])
-    if not largest:
-        return
-    stated, other = (
-        (largest / factor, largest * factor) if "divisor" in layer.parts else (largest * factor, largest / factor)
-    )
-    if not _POSSIBLE[0] <= stated <= _POSSIBLE[1] and _PLAUSIBLE[0] <= other <= _PLAUSIBLE[1]:
-        how = "divides" if "divisor" in layer.parts else "multiplies"
-        findings.add(
-            INVERTED,
-            layer.name,
-            f"{raw.name} is {factor:g} and {how}: the largest weight is {stated:.3g}; the other way round {other:.3g}",
-            file=raw.file.name,
-            places=[Place(raw.offset, value=f"{factor:g}")],
-        )
-
-
-_JOINED = (re.compile(r"(.*\.)(q|k|v)_proj$"), re.compile(r"(.*\.)(gate|up)_proj$"), re.compile(r"(.*\.)(w1|w3)$"))
-
-
-def check_fused(model: Model, findings: Findings) -> None:
-    """Compare the factors of layers that kernels join into one matrix."""
-    joined: dict[tuple[int, str], list[tuple[str, float]]] = {}
-    for layer in model.layers:
-        raw = layer.factor
-        if raw is None or layer.broken or raw.dtype not in FLOATS or layer.layout not in (NVFP4, MODELOPT_NVFP4):
-            continue
-        for number, pattern in enumerate(_JOINED):
-            match = pattern.match(layer.name)
-            if match:
-                joined.setdefault((number, match[1]), []).append((match[2], float(floats_of(raw)[0])))
-    for (_, path), members in joined.items():
-        if len({value for _, value in members}) > 1:
-            listed = ", ".join(f"{name} {value:g}" for name, value in members)
-            findings.add(FUSED, path.removesuffix("."), f"global scales differ: {listed}")
-
-
-def check_exponents(model: Model, settings: Settings, findings: Findings) -> None:
-    """Suspect exponents of MXFP4 where rows are short beside those of plain matrices of the file."""
-    layers = [one for one in model.layers if one.layout == MXFP4 and not one.broken]
-    if not layers or settings.method != "compressed-tensors":
-        return
-    version = settings.table.get("version")
-    if (
-        isinstance(version, str)
-        and (number := re.match(r"(\d{1,4})\.(\d{1,4})", version))
-        and (int(number[1]), int(number[2])) >= (0, 14)
-    ):
-        return
-    sizes = []
-    for layer in layers[:64]:
-        sizes.append(_norm(rows_of(layer, model.source, settings, 0, min(layer.rows, 64))))
-        layer.unpacked.clear()
-    sizes = [size for size in sizes if size > 0]
-    plain = [
-        rms for raw in model.plain.values()
-        if len(raw.shape) == 2 and raw.dtype in FLOATS and min(raw.shape) >= 16
-        and (rms := _norm(floats_of(raw, 0, 64 * raw.shape[1]).reshape(-1, raw.shape[1]))) > 0
-    ]  # fmt: skip
-    if not sizes or not plain:
-        return
-    size, beside = float(np.median(sizes)), float(np.median(plain))
-    stated = f"version {version}" if isinstance(version, str) else "no version"
-    if size < _SHORT * beside:
-        findings.add(
-            LOW,
-            f"{len(layers)} layers",
-            f"rows of the median layer have length {size:.2g}, of plain matrices {beside:.2g}; {stated} is stated",
-        )
-
-
-def _norm(rows: NDArray[Any]) -> float:
-    """Return the root mean square length of rows."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.sqrt(np.nanmean(np.square(rows, dtype=np.float64).sum(1)))) if rows.size else 0.0
