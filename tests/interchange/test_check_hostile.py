@@ -11,7 +11,8 @@ import pytest
 import torch
 from helpers import checkpoints
 from helpers.gguf_files import gguf
-from interchange.broken_checkpoints import KEYS, blocks
+from helpers.quick import spread
+from interchange.broken_checkpoints import KEYS, LAYER, blocks
 from octavo import ContainerError, OctavoError
 from octavo.interchange.check.run_check import check_path
 
@@ -71,10 +72,10 @@ def changed(table, rng):
     return table
 
 
-def survives(path):
+def survives(path, base=None):
     """Check a path: findings, or an error of ours."""
     try:
-        check_path(path).as_dict()
+        check_path(path, base=base).as_dict()
     except (OctavoError, OSError):
         return False
     return True
@@ -160,3 +161,31 @@ def test_an_index_that_leaves_the_folder_is_refused(tmp_path):
     index.write_text(json.dumps(table))
     with pytest.raises(ContainerError, match="names of files here"):
         check_path(folder)
+
+
+PARTS = {
+    "no rows": lambda part: part[:0],
+    "no elements": lambda part: part.new_empty(0),
+    "a number": lambda part: part.reshape(-1)[0],
+    "one row": lambda part: part.reshape(-1)[:3],
+    "turned": lambda part: part.T.contiguous() if part.ndim == 2 else part,
+    "three dimensions": lambda part: part.unsqueeze(-1),
+    "int64": lambda part: part.view(torch.uint8).reshape(-1).long(),
+    "float64": lambda part: part.view(torch.uint8).reshape(-1).double(),
+    "bytes": lambda part: part.reshape(-1).view(torch.uint8),
+    "booleans": lambda part: part.reshape(-1).view(torch.uint8) > 3,
+    "another float8": lambda part: part.reshape(-1).view(torch.uint8).view(torch.float8_e5m2).reshape(1, -1),
+}
+"""Ways to make a part another tensor."""
+
+
+@pytest.mark.parametrize("layout", spread([layout for layout in checkpoints.LAYOUTS if layout != "plain"]))
+def test_parts_of_any_shape_and_dtype_are_findings(layout, tmp_path):
+    base = checkpoints.write(tmp_path / "base", *checkpoints.base())
+    suffixes = [name.removeprefix(LAYER) for name in checkpoints.llama(layout)[0] if name.startswith(LAYER)]
+    for suffix in suffixes:
+        for way, change in PARTS.items():
+            tensors, config = checkpoints.llama(layout)
+            tensors[f"{LAYER}{suffix}"] = change(tensors[f"{LAYER}{suffix}"].contiguous())
+            folder = checkpoints.write(tmp_path / "x", tensors, config)
+            assert survives(folder) and survives(folder, base), f"{suffix}: {way}"

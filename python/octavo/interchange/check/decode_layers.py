@@ -130,7 +130,7 @@ def rows_of(layer: Layer, source: Source, settings: Settings, start: int, stop: 
     codes = layer.codes.data().reshape(layer.rows, width)[start:stop]
     if layer.layout in (NVFP4, MXFP4, MODELOPT_NVFP4, GPT_OSS):
         values = E2M1_PAIRS[codes].reshape(len(codes), -1)
-        return np.multiply(_scaled(layer, values, start, stop), global_factor(layer), dtype=np.float32)
+        return _scaled(layer, values, start, stop) * global_factor(layer, start, stop)
     if layer.layout in (FP8, MXFP8, FP8_BLOCKS):
         values = float_values(codes, layer.codes.dtype)
         if layer.layout != FP8_BLOCKS:
@@ -154,14 +154,18 @@ def rows_of(layer: Layer, source: Source, settings: Settings, start: int, stop: 
     return _scaled(layer, values, start, stop)
 
 
-def global_factor(layer: Layer) -> np.float32:
-    """Return the factor of all values of an NVFP4 tensor, 1 of others; NaN where it is none."""
-    with np.errstate(divide="ignore"):
-        if "divisor" in layer.parts:
-            return np.float32(1) / floats_of(layer.parts["divisor"])[0]
-        if "factor" in layer.parts and layer.parts["factor"].elements:
-            return np.float32(floats_of(layer.parts["factor"])[0])
-    return np.float32(1)
+def global_factor(layer: Layer, start: int, stop: int) -> Floats:
+    """Return what rows of an NVFP4 tensor are multiplied by, ``[rows or 1, 1]``: one factor, or one for each expert."""
+    raw = layer.factor
+    if raw is None:
+        return np.ones((1, 1), np.float32)
+    factors = floats_of(raw)
+    if "divisor" in layer.parts:
+        with np.errstate(divide="ignore"):
+            factors = np.float32(1) / factors
+    if factors.size > 1 and layer.rows % factors.size == 0:
+        return factors[np.arange(start, stop) // (layer.rows // factors.size)][:, None]
+    return factors[:1].reshape(1, 1)
 
 
 def _spread(flat: Floats, layer: Layer, start: int, stop: int) -> Floats:
@@ -339,7 +343,7 @@ def _ggml_rows(layer: Layer, start: int, stop: int) -> Floats:
     kind = next(one for one in TYPES.values() if one.name == layer.codes.dtype)
     data = layer.codes.data().reshape(layer.rows, -1)[start:stop]
     values = decode(torch.from_numpy(data), kind).numpy()
-    return values * global_factor(layer)
+    return values * global_factor(layer, start, stop)
 
 
 def _octavo_rows(layer: Layer, source: Source, start: int, stop: int) -> Floats:

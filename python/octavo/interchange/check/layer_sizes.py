@@ -254,6 +254,10 @@ def _fp4(layer: Layer, model: Model, settings: Settings, findings: Findings) -> 
     if codes.dtype != "U8" or len(codes.shape) < 2 or not codes.elements:
         _wrong(findings, layer, codes, "accepted is a matrix of U8")
         return
+    factor = layer.factor
+    if factor is not None and (factor.dtype not in FLOATS or not factor.elements):
+        _wrong(findings, layer, factor, f"accepted is a number of {', '.join(FLOATS)}")
+        return
     scales = layer.parts["scales"]
     if scales.shape and codes.shape[-1] == 24 * scales.shape[-1] and scales.dtype in ("U8", "F8_E8M0"):
         layer.layout, layer.bits = MXFP6, 6
