@@ -1,6 +1,7 @@
 """Folders of compressed-tensors that are written: readers have the values of the model, and what was read comes back."""
 
 import json
+import random
 import warnings
 
 import octavo
@@ -8,7 +9,7 @@ import pytest
 import torch
 from helpers.compressed_models import ARGS, folder_of, layer, peer_values, weight_of, weights
 from helpers.models import transformer
-from octavo.errors import ContainerError, FormatError
+from octavo.errors import ContainerError, FormatError, OctavoError
 from octavo.interchange.compressed_tensors_folder import open_folder
 from octavo.interchange.compressed_tensors_former import NAME, FormerFolder
 from octavo.interchange.compressed_tensors_pack import NoFormatError, parts_of
@@ -335,3 +336,39 @@ def test_targets_that_are_there_are_refused(tmp_path):
         convert(source, tmp_path / "ct", KIND)
     convert(source, tmp_path / "ct", KIND, overwrite=True)
     assert "quantization_config" not in json.loads((tmp_path / "ct" / "config.json").read_text())
+
+
+def test_codes_go_from_llama_cpp_to_vllm_and_back(tmp_path):
+    """Files of one package become files of the other without a rounding: Q4_0 and Q8_0 are integers with scales."""
+    source = saved(tmp_path / "float", tie_word_embeddings=False)
+    convert(
+        source,
+        tmp_path / "x.gguf",
+        "gguf",
+        recipe="type:Linear int8:g32; **.down_proj=uint4:g32; lm_head=keep",
+        decode=True,
+    )
+    report = convert(tmp_path / "x.gguf", tmp_path / "ct", KIND)
+    assert all(one.exact for one in report.tensors) and not (tmp_path / "ct" / "gguf.json").exists()
+    first, second = octavo.load_model(tmp_path / "x.gguf"), octavo.load_model(tmp_path / "ct")
+    for name, layer_ in first.named_modules():
+        if isinstance(getattr(layer_, "weight", None), octavo.PackedTensor):
+            assert layer_.weight == second.get_submodule(name).weight, name
+    convert(tmp_path / "ct", tmp_path / "y.gguf", "gguf")
+    assert torch.equal(octavo.load_model(tmp_path / "y.gguf")(IDS).logits, first(IDS).logits)
+
+
+def test_damaged_texts_of_the_former_folder_are_refused_or_read(tmp_path):
+    folder_of(llama(layers=1), tmp_path / "ct", lambda name: EVERY.get(name.rpartition(".")[2]))
+    Conversion.of(open_folder(tmp_path / "ct"), packed=True).write(tmp_path / "own")
+    whole, rng, ended = (tmp_path / "own" / NAME).read_text(), random.Random(0), 0
+    for _ in range(40):
+        data = list(whole)
+        for _ in range(rng.randrange(1, 5)):
+            data[rng.randrange(len(data))] = rng.choice('0123456789{}[]",:abcx')
+        (tmp_path / "own" / NAME).write_text("".join(data))
+        try:
+            convert(tmp_path / "own", tmp_path / "again", KIND, overwrite=True)
+        except OctavoError:
+            ended += 1
+    assert 5 < ended < 40

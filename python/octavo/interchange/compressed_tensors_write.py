@@ -25,6 +25,7 @@ from octavo.interchange.compressed_tensors_layout import GLOBAL, SCALE
 from octavo.interchange.compressed_tensors_pack import NoFormatError, StoredParts, check_format, parts_of
 from octavo.interchange.conversion_report import ConversionReport, WrittenTensor
 from octavo.interchange.foreign_readers import is_packed_by
+from octavo.interchange.gguf_metadata import NAME as GGUF_NAME
 from octavo.interchange.model_source import ModelSource, model_source
 from octavo.model_folder.companion_files import copy_companions
 from octavo.model_folder.infer_structure import skeleton
@@ -148,7 +149,8 @@ def _write(source: ModelSource, target: Path, decode: bool, bar: Bar | None) -> 
     tensors |= {name: tensor for name, tensor in extra.items() if name not in tensors}
     with folders.whole(target, owned=replaced(target, PLAIN_NAME, NAME), overwrite=True) as folder:
         copy_companions(source.folder, folder)
-        (folder / NAME).unlink(missing_ok=True)
+        for name in (NAME, GGUF_NAME):  # of the folder that this one was made of
+            (folder / name).unlink(missing_ok=True)
         remove_card(folder)
         config = {key: value for key, value in read_json(source.folder / CONFIG, finite=False).items() if key != ENTRY}
         config |= {ENTRY: entry} if entry is not None else {}
