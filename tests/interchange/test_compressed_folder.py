@@ -7,7 +7,7 @@ import warnings
 import octavo
 import pytest
 import torch
-from helpers.compressed_models import ARGS, folder_of, weights
+from helpers.compressed_models import ARGS, config, folder_of, layer, weights
 from helpers.models import transformer
 from octavo.errors import ContainerError, ModelError, OctavoError
 from octavo.interchange.compressed_tensors_folder import open_folder
@@ -135,39 +135,62 @@ def test_packed_tables_are_read_by_their_class(tmp_path):
     assert torch.equal(loaded.model.embed_tokens.weight.decode(), loaded.lm_head.weight.decode())
 
 
-def test_experts_that_a_model_joins_are_decoded(tmp_path):
-    """transformers has one tensor of all experts, in a folder they lie one by one."""
+def mixture(path, pick):
+    """A mixture of experts, whose matrices lie in the folder one by one; returns their values."""
     model = transformer(
         "MixtralForCausalLM", width=32, heads=2, inner=64, layers=1, num_local_experts=3, num_key_value_heads=2
     )
-    model.config.save_pretrained(tmp_path)
-    rng = torch.Generator().manual_seed(0)
-    from helpers.compressed_models import layer
-
-    tensors, values = {}, {}
+    model.config.save_pretrained(path)
+    rng, tensors, values = torch.Generator().manual_seed(0), {}, {}
     for name, value in model.state_dict().items():
         if ".experts." not in name:
             tensors[name.replace(".mlp.", ".block_sparse_moe.")] = value
-    prefix = "model.layers.0.block_sparse_moe.experts"
+    form, args = pick
     for expert in range(3):
         for part, shape in (("w1", (64, 32)), ("w2", (32, 64)), ("w3", (64, 32))):
-            parts, values[part, expert] = layer(shape, rng, weights(4), "words")
-            tensors |= {f"{prefix}.{expert}.{part}.{one}": value for one, value in parts.items()}
-    octavo.save(tensors, tmp_path / "model.safetensors")
-    fields = json.loads((tmp_path / "config.json").read_text())
-    group = {"targets": ["Linear"], "weights": weights(4)}
+            parts, values[part, expert] = layer(shape, rng, args, form)
+            prefix = f"model.layers.0.block_sparse_moe.experts.{expert}.{part}"
+            tensors |= {f"{prefix}.{one}": value for one, value in parts.items()}
+    octavo.save(tensors, path / "model.safetensors")
+    fields = json.loads((path / "config.json").read_text())
     fields |= {
         "architectures": ["MixtralForCausalLM"],
-        "quantization_config": {
-            "quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": group},
-        },
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    with pytest.warns(octavo.OctavoWarning, match="2 of .*the model joins it with others"):
-        experts = octavo.load_model(tmp_path).model.layers[0].mlp.experts
+        "quantization_config": {"quant_method": "compressed-tensors", **config(args, form)},
+    }
+    (path / "config.json").write_text(json.dumps(fields))
+    state = model.state_dict()
     for expert in range(3):
-        assert torch.equal(experts.gate_up_proj[expert], torch.cat([values["w1", expert], values["w3", expert]]))
-        assert torch.equal(experts.down_proj[expert], values["w2", expert])
+        experts = "model.layers.0.mlp.experts"
+        state[f"{experts}.gate_up_proj"][expert] = torch.cat([values["w1", expert], values["w3", expert]])
+        state[f"{experts}.down_proj"][expert] = values["w2", expert]
+    return model
+
+
+@pytest.mark.parametrize("form", ["words", "mxfp4", "bytes"])
+def test_experts_are_packed_layers(tmp_path, form):
+    """transformers has one tensor of all experts; here each has layers of its own, with the codes of the folder."""
+    args = ARGS.get(form, weights(4 if form == "words" else 8, strategy="group" if form == "words" else "channel"))
+    expected = mixture(tmp_path / "ct", (form, args))
+    model = octavo.load_model(tmp_path / "ct")
+    layers = [layer_ for layer_ in model.modules() if type(layer_).__name__ == "PackedLinear"]
+    assert len(layers) == 6
+    with torch.no_grad():
+        logits, theirs = model(IDS).logits, expected(IDS).logits
+        assert (logits - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+        Conversion.of(open_folder(tmp_path / "ct"), packed=True).write(tmp_path / "own")
+        assert torch.equal(octavo.load_model(tmp_path / "own")(IDS).logits, logits)
+    with as_folder(open_folder(tmp_path / "ct"), packed=False) as (folder, _):
+        plain = octavo.load_model(folder)
+        for name, value in expected.state_dict().items():
+            assert torch.equal(plain.state_dict()[name], value), name
+
+
+def test_experts_with_scales_of_their_own_are_decoded(tmp_path):
+    expected = mixture(tmp_path, ("bytes", weights(8, strategy="tensor")))
+    with pytest.warns(octavo.OctavoWarning, match="2 of .* tensors are decoded to float32: 2 of .*the model joins it"):
+        model = octavo.load_model(tmp_path)
+    for name, value in expected.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
 
 
 @pytest.mark.parametrize("packed", [True, False])

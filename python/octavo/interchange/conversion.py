@@ -63,6 +63,7 @@ class Conversion:
         from octavo.interchange.foreign_model import decoded_sentence
         from octavo.tensors.container import Deferred, DeferredPacked
 
+        subject = subject if packed else subject.as_floats()
         tensors: dict[str, DeferredPacked | Deferred] = {}
         origins: dict[str, TensorOrigin] = {}
         for name, place in subject.names.items():

@@ -55,6 +55,9 @@ class ForeignModel(Protocol):
     def ties(self) -> Mapping[str, str]:
         """Names in the model of tensors that are another one, with its name."""
 
+    def as_floats(self) -> ForeignModel:
+        """Return the model with the parameters that its class has, none of them as layers."""
+
     def skeleton(self) -> nn.Module:
         """Return the float model without memory for its weights. Raises ContainerError for sizes of other tensors."""
 

@@ -66,6 +66,10 @@ class GgufModel:
         """The file."""
         return Path(self.file.path)
 
+    def as_floats(self) -> GgufModel:
+        """Return the model: its parameters are those of its class."""
+        return self
+
     @property
     def names(self) -> Mapping[str, str]:
         """Names of tensors in the file, with those that they have in the model."""

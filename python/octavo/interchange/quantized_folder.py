@@ -26,6 +26,9 @@ from octavo.model_folder.model_config import CONFIG
 from octavo.model_folder.quantization_entry import ENTRY, packing_entry
 from octavo.model_folder.tensor_names import Places
 from octavo.model_folder.weight_files import Checkpoint
+from octavo.nn.replace_modules import replace_modules
+from octavo.nn.rewriting import RewrittenFrom, made_from, rewritten
+from octavo.recipe.sites import join
 from octavo.storage import files
 from octavo.storage.reading import read_json, shown
 from octavo.tensors.packed_tensor import FLOATS, PackedTensor
@@ -98,7 +101,8 @@ class QuantizedFolder:
     """The model of such a folder before its weights are read. ``network``: on the meta device, not to be changed.
 
     ``places``: where tensors go; a packed weight is a tensor on the meta device there, of
-    ``stand_ins``. ``plain``: tensors of the folder that are not packed.
+    ``stand_ins``. ``plain``: tensors of the folder that are not packed. ``whole``: the model as its class has it, where
+    experts are layers in this one.
     """
 
     source: Checkpoint
@@ -107,6 +111,7 @@ class QuantizedFolder:
     places: Places
     plain: Mapping[str, Tensor]
     stand_ins: Mapping[str, Tensor]
+    whole: QuantizedFolder | None = None
 
     @classmethod
     def open(cls, path: Path, read: ReadPacking) -> QuantizedFolder:
@@ -129,12 +134,16 @@ class QuantizedFolder:
         network, places = fitting(source, {**plain, **stand_ins}, is_unpacked=True)
         folder = cls(source, packing, network, places, plain, stand_ins)
         folder._check()
-        return folder
+        return folder._with_layers()
 
     @property
     def path(self) -> Path:
         """The folder."""
         return self.source.path
+
+    def as_floats(self) -> QuantizedFolder:
+        """Return the model with the parameters that its class has, none of them as layers."""
+        return self if self.whole is None else self.whole
 
     @property
     def config(self) -> dict[str, Any]:
@@ -162,11 +171,14 @@ class QuantizedFolder:
         dtype = str(self.dtype(name)).removeprefix("torch.")
         origin = TensorOrigin(name, dtype, self.shape(name), placed.nbytes, None, None, dtype)
         if isinstance(placed, MergedTensor):
-            parts = [one for part in self._parts(placed) if (one := self.packing.weights.get(part)) is not None]
+            parts = [one for part in _parts(placed) if (one := self.packing.weights.get(part)) is not None]
             if not parts:
                 return None, origin
-            nbytes = sum(one.nbytes for one in parts)
-            return None, replace(origin, type=parts[0].type, nbytes=nbytes, reason=_JOINED)
+            origin = replace(origin, type=parts[0].type, nbytes=sum(one.nbytes for one in parts))
+            joined = self._joined(placed, self.dtype(name))
+            if isinstance(joined, str):
+                return None, replace(origin, reason=joined)
+            return joined, replace(origin, format=str(joined.format))
         if weight is None:
             return None, origin
         origin, carried = replace(origin, type=weight.type, nbytes=weight.nbytes), weight.carry(self.dtype(name))
@@ -231,9 +243,47 @@ class QuantizedFolder:
         own = self._by_identity.get(id(self.places.tensors[name]))
         return None if own is None else self.packing.weights[own]
 
-    @staticmethod
-    def _parts(placed: MergedTensor) -> list[str]:
-        return [part for tensors in placed.sources.values() for part, _ in tensors]
+    def _joined(self, placed: MergedTensor, dtype: torch.dtype) -> PackedTensor | str:
+        """Return the weights of one expert behind each other, or why they are not one packed matrix."""
+        ordered = [placed.sources[pattern] for pattern in placed.rule.source_patterns if pattern in placed.sources]
+        if placed.part is None or len(placed.shape) != 2 or any(len(tensors) != 1 for tensors in ordered):
+            return _JOINED
+        weights = [self.packing.weights.get(tensors[0][0]) for tensors in ordered]
+        carried = [_JOINED if weight is None else weight.carry(dtype) for weight in weights]
+        problem = next((one for one in carried if isinstance(one, str)), None)
+        return problem if problem is not None else _behind([one for one in carried if isinstance(one, PackedTensor)])
+
+    def _with_layers(self) -> QuantizedFolder:
+        """Return the folder with experts as layers, where a packed layer multiplies each of them."""
+        network = self.skeleton()
+        new: dict[int, nn.Module] = {}
+        modules: dict[str, RewrittenFrom] = {}
+        for name, placed in self.places.tensors.items():
+            path = name.rpartition(".")[0]
+            if path in modules or not isinstance(placed, MergedTensor):
+                continue
+            module = network.get_submodule(path)
+            stand_in = rewritten(module) if any(part in self.stand_ins for part in _parts(placed)) else None
+            record = None if stand_in is None else made_from(stand_in)
+            if stand_in is not None and record is not None and self._are_layers(path, record):
+                new[id(module)] = stand_in
+                modules[path] = record
+        if not modules:
+            return self
+        return replace(self, network=replace_modules(network, new), places=self.places.split(modules), whole=self)
+
+    def _are_layers(self, path: str, record: RewrittenFrom) -> bool:
+        """Whether the first part of each parameter is a packed matrix as it lies in the folder."""
+        for name, origin in record.origins.items():
+            placed = self.places.tensors.get(join(path, name))
+            if not isinstance(placed, MergedTensor) or origin.is_turned:
+                return False
+            parts = placed.parts()
+            if not parts or len(parts) != len(origin.parts) or parts[0].shape != origin.part_shape:
+                return False
+            if isinstance(self._joined(parts[0], self.dtype(join(path, name))), str):
+                return False
+        return True
 
     def _check(self) -> None:
         """Refuse tensors of other shapes than the model's, and tell the packing where its weights are."""
@@ -247,8 +297,30 @@ class QuantizedFolder:
                     f"{list(state[name].shape)}"
                 )
             if isinstance(placed, MergedTensor):
-                layers |= {part: (part, "Linear", "Module") for part in self._parts(placed)}
+                layers |= {part: (part, "Linear", "Module") for part in _parts(placed)}
             elif (own := self._by_identity.get(id(placed))) is not None:
                 layer = self.network.get_submodule(name.rpartition(".")[0])
                 layers[own] = (name, *(kind.__name__ for kind in type(layer).__mro__))
         self.packing.settle({name: layer for name, layer in layers.items() if name in self.packing.weights})
+
+
+def _parts(placed: MergedTensor) -> list[str]:
+    """Return the names in the folder of the tensors that one of the model is made of."""
+    return [part for tensors in placed.sources.values() for part, _ in tensors]
+
+
+def _behind(tensors: Sequence[PackedTensor]) -> PackedTensor | str:
+    """Return the rows of packed matrices behind each other, or why they are not one packed matrix."""
+    first = tensors[0]
+    if len(tensors) == 1:
+        return first
+    fmt = first.format
+    if any(one.format != fmt or one.shape[1] != first.shape[1] for one in tensors):
+        return "the model joins weights of different formats to one"
+    if fmt.granularity == "tensor" or any(not torch.equal(one.levels, first.levels) for one in tensors):
+        return "the model joins weights with scales of their own to one"
+    codes = torch.cat([one.codes for one in tensors])
+    scales = first.scales if fmt.granularity == "none" else torch.cat([one.scales for one in tensors])
+    zeros = torch.cat([one.zeros for one in tensors]) if fmt.core.has_zeros else first.zeros
+    shape = (len(codes), first.shape[1])
+    return PackedTensor(fmt, codes, scales, zeros, first.levels, shape=shape, dtype=first.dtype)

@@ -13,6 +13,7 @@ from octavo.errors import ContainerError
 from octavo.model_folder.features import FEATURES
 from octavo.model_folder.features.decoded_tensors import DECODED
 from octavo.model_folder.features.described_layers import LAYERS, packed_class, plain
+from octavo.model_folder.features.rewritten_modules import REWRITTEN
 from octavo.model_folder.stored_feature import Restoration, Stage, StoredFeature
 from octavo.model_folder.weight_files import DIGESTS, STRUCTURE
 from octavo.nn.former_names import current_name
@@ -60,7 +61,8 @@ def outline(model: nn.Module, layers: Mapping[str, Any], ties: Mapping[str, str]
 def describe_packed(model: nn.Module, tensors: Mapping[str, Tensor | PackedTensor]) -> dict[str, Any]:
     """Return the description of a float ``model`` whose ``tensors`` are stored packed, by their names in it.
 
-    Weights that a packed layer multiplies are those of one; other packed tensors are to be decoded.
+    Weights that a packed layer multiplies are those of one; other packed tensors are to be decoded. Modules that are
+    made of layers in the place of parameters are told as such.
     """
     layers: dict[str, Any] = {}
     for path, layer in model.named_modules(remove_duplicate=False):
@@ -70,8 +72,9 @@ def describe_packed(model: nn.Module, tensors: Mapping[str, Tensor | PackedTenso
             layers[path] = {"class": kind.stored_class(), **plain(kind.description(layer))}
     packed = {name for name, tensor in tensors.items() if isinstance(tensor, PackedTensor)}
     rest = sorted(packed - {join(path, "weight") for path in layers})
-    structure = outline(model, layers, {})
-    return {**structure, DECODED.key: rest} if rest else structure
+    stand_ins = REWRITTEN.describe(model)
+    more = {REWRITTEN.key: stand_ins, DECODED.key: rest}
+    return {**outline(model, layers, {}), **{key: value for key, value in more.items() if value}}
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
