@@ -17,7 +17,7 @@ from octavo import ContainerError, OctavoError
 from octavo.interchange.check.run_check import check_path
 
 PEAK = 20 << 20  # bytes: 16 MiB are room for a configuration, the rest are chunks
-MUTATIONS = 40  # of each layout; 1,000 in the slow run
+MUTATIONS = 20  # of each layout; 1,000 in the slow run
 
 
 def mutated(data, rng):

@@ -60,9 +60,9 @@ def test_a_finding_lists_the_first_places_and_counts_all(tmp_path):
 
 
 def test_the_original_makes_suspicions_sure(tmp_path):
-    for number, rule in enumerate(("exponent-low",)):
+    base = checkpoints.write(tmp_path / "base", *checkpoints.base())
+    for rule in ("exponent-low", "factor-inverted", "blocks-vanished"):
         _, broken = BREAKS[rule](tmp_path)
-        base = checkpoints.write(tmp_path / f"base{number}", *checkpoints.base())
         assert finding(broken, rule).severity == "suspect"
         assert finding(broken, rule, base).severity == "error"
 
