@@ -98,6 +98,12 @@ def factors(change):
     return apply
 
 
+def saturated(tensors, config):
+    """Blocks that the largest scale is too small for."""
+    tensors[f"{LAYER}.weight_scale"].view(torch.uint8).view(-1)[:64] = 0x7E
+    tensors[f"{LAYER}.weight_packed"].view(-1, 8)[:64] = 0x7F
+
+
 def vanished(tensors, config):
     """A fifth of the scales rounded to 0 with their blocks."""
     scales = tensors[f"{LAYER}.weight_scale"].view(torch.uint8)
@@ -384,6 +390,7 @@ BREAKS = {
     "scale-range": edited("modelopt-nvfp4", replaced(".weight_scale", lambda scale: scale.float() * 1.5)),
     "scale-negative": edited("nvfp4", part(".weight_scale", at((3, 2), 0xC0))),
     "scale-spread": edited("gptq-4", replaced(".scales", lambda scale: torch.exp2(torch.linspace(-60, 60, scale.numel())).view(scale.shape))),
+    "blocks-saturated": edited("nvfp4", saturated),
     "blocks-vanished": edited("nvfp4", vanished),
     "factor-invalid": edited("nvfp4", replaced(".weight_global_scale", lambda factor: factor * 0)),
     "factor-inverted": edited("nvfp4", factors(lambda factor: 1 / factor)),

@@ -61,7 +61,7 @@ def test_a_finding_lists_the_first_places_and_counts_all(tmp_path):
 
 def test_the_original_makes_suspicions_sure(tmp_path):
     base = checkpoints.write(tmp_path / "base", *checkpoints.base())
-    for rule in ("exponent-low", "factor-inverted", "blocks-vanished"):
+    for rule in ("exponent-low", "factor-inverted", "blocks-vanished", "blocks-saturated"):
         _, broken = BREAKS[rule](tmp_path)
         assert finding(broken, rule).severity == "suspect"
         assert finding(broken, rule, base).severity == "error"

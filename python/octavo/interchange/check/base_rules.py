@@ -274,7 +274,7 @@ def _judge(
 
 def _settle(findings: Findings, is_near: dict[str, bool]) -> None:
     """Drop suspicions about memory that was never filled where the layer is near the original, and make others sure."""
-    rules = (code_rules.UNFILLED, code_rules.GARBAGE, scale_rules.SPREAD, scale_rules.VANISHED)
+    rules = (code_rules.UNFILLED, code_rules.GARBAGE, scale_rules.SPREAD, scale_rules.VANISHED, scale_rules.SATURATED)
     settled = []
     for finding in findings.listed:
         near = is_near.get(finding.subject.removesuffix(".weight"), is_near.get(finding.subject))

@@ -62,6 +62,12 @@ SPREAD = rule(
     "memory that was never filled reads so; every reader computes with it",
     "compare with the original: --base FOLDER",
 )  # fmt: skip
+SATURATED = rule(
+    "blocks-saturated", "suspect",
+    "blocks whose E4M3 scale is the largest, 448, consist of the largest codes: their values were cut off",
+    "every reader decodes values that are too small; the global scale was too small for the tensor",
+    "export again with a global scale of the tensor's own absmax; compare with the original: --base FOLDER",
+)  # fmt: skip
 VANISHED = rule(
     "blocks-vanished", "suspect",
     "more than a tenth of the E4M3 scales of a layer are 0 or the smallest number, over blocks of zeros or nearly so",
@@ -70,6 +76,8 @@ VANISHED = rule(
 )  # fmt: skip
 _MOST_RATIO = 40  # binades between the 5th and the 95th percentile of scales
 _BLOCKS_AT_ONCE = 1 << 14
+_NVFP4_BLOCK, _LARGEST_E4M3 = 16, 0x7E
+_MOST_LARGEST, _LEAST_SATURATED = 12, 4  # codes of a block, and blocks of a tensor
 
 
 def check_scales(layer: Layer, model: Model, settings: Settings, findings: Findings) -> None:
@@ -118,6 +126,8 @@ def _check_grid(layer: Layer, settings: Settings, findings: Findings) -> None:
             _check_signs(layer, raw, sign, blocks, turned, findings)
         if bits.smallest == 0:
             _check_zero(layer, raw, words & ~sign == 0, blocks, turned, findings)
+        if layer.layout in (NVFP4, MODELOPT_NVFP4) and dtype == "F8_E4M3" and layer.group == _NVFP4_BLOCK:
+            _check_saturated(layer, raw, blocks, findings)
         if dtype == "F8_E4M3" and (small := int((words & 0x7F <= 1).sum())) * 10 > raw.elements:
             findings.add(VANISHED, layer.name, f"{small} of {raw.elements} scales", file=raw.file.name, count=small)
         if dtype in FLOATS:
@@ -228,6 +238,23 @@ def _zero_edits(layer: Layer, raw: Raw, dtype: str) -> tuple[ByteEdit, ...]:
     ):
         return ()
     return tuple(ByteEdit(raw.file, raw.offset + int(one), b"\0") for one in odd)
+
+
+def _check_saturated(layer: Layer, raw: Raw, blocks: int, findings: Findings) -> None:
+    """Count blocks at the largest scale, most of whose codes are the largest: of a sound block one or two are."""
+    positions = np.flatnonzero(raw.words() == _LARGEST_E4M3)[: 1 << 16]
+    codes = layer.codes.data().reshape(-1, _NVFP4_BLOCK // 2)[positions]
+    largest = (codes & 0x07 == 0x07).sum(1) + (codes & 0x70 == 0x70).sum(1)
+    cut = positions[largest >= _MOST_LARGEST]
+    if len(cut) >= _LEAST_SATURATED:
+        findings.add(
+            SATURATED,
+            layer.name,
+            f"{len(cut)} of {raw.elements} blocks",
+            file=raw.file.name,
+            places=places(raw, [int(one) for one in cut[:PLACES]], blocks, ["448"] * PLACES),
+            count=len(cut),
+        )
 
 
 def _check_width(layer: Layer, raw: Raw, settings: Settings, blocks: int, findings: Findings) -> None:
