@@ -7,6 +7,7 @@ from helpers import checkpoints
 from helpers.browser import browser, open_in_browser
 from helpers.checkpoints import INNER
 from octavo.interchange.check.findings import RULES
+from octavo.interchange.foreign_readers import reader_of
 
 
 @pytest.fixture
@@ -124,7 +125,6 @@ def test_the_original_shows_how_far_layers_are(octavo, sound, tmp_path):
         ("ct-int3", "vllm", "takes"),
         ("ct-int4", "llama.cpp", "decodes"),
         ("nvfp4", "transformers", "takes"),
-        ("bnb-nf4", "octavo", "refuses"),
     ],
 )
 def test_readers_are_told_apart(octavo, layout, reader, verdict, tmp_path):
@@ -132,6 +132,13 @@ def test_readers_are_told_apart(octavo, layout, reader, verdict, tmp_path):
     (route,) = json.loads(octavo("check", folder, "--for", reader, "--json").stdout)["routes"]
     assert (route["layers"], route["verdict"]) == (14, verdict)
     assert verdict in octavo("check", folder, "--for", reader).stdout
+
+
+@pytest.mark.parametrize("layout", ["ct-int4", "bnb-nf4", "gpt-oss"])
+def test_this_package_takes_what_it_has_a_reader_of(octavo, layout, tmp_path):
+    folder = checkpoints.write(tmp_path / "x", *checkpoints.llama(layout))
+    (route,) = json.loads(octavo("check", folder, "--for", "octavo", "--json").stdout)["routes"]
+    assert route["verdict"] == ("refuses" if reader_of(folder) is None else "takes")
 
 
 def test_an_unknown_reader_is_refused(octavo, sound):
