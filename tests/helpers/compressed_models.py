@@ -7,6 +7,8 @@ import torch
 from octavo.interchange.compressed_tensors_folder import CompressedTensors
 from safetensors.torch import save_file
 
+from helpers.models import transformer
+
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 E2M3 = torch.tensor([m / 8 for m in range(8)] + [(1 + m / 8) * 2**e for e in range(3) for m in range(8)])
 MX = {"mxfp4": (4, "mxfp4-pack-quantized"), "mxfp6": (6, "mxfp6-pack-quantized"), "mxfp8": (8, "mxfp8-quantized")}
@@ -197,3 +199,34 @@ def folder_of(model, path, choose, seed=0, dtype=torch.float32, files=1, tie=Fal
         places |= dict.fromkeys(part, file)
     (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     return values
+
+
+def mixture(path, pick):
+    """A mixture of experts, whose matrices lie in the folder one by one; returns their values."""
+    model = transformer(
+        "MixtralForCausalLM", width=32, heads=2, inner=64, layers=1, num_local_experts=3, num_key_value_heads=2
+    )
+    model.config.save_pretrained(path)
+    rng, tensors, values = torch.Generator().manual_seed(0), {}, {}
+    for name, value in model.state_dict().items():
+        if ".experts." not in name:
+            tensors[name.replace(".mlp.", ".block_sparse_moe.")] = value
+    form, args = pick
+    for expert in range(3):
+        for part, shape in (("w1", (64, 32)), ("w2", (32, 64)), ("w3", (64, 32))):
+            parts, values[part, expert] = layer(shape, rng, args, form)
+            prefix = f"model.layers.0.block_sparse_moe.experts.{expert}.{part}"
+            tensors |= {f"{prefix}.{one}": value for one, value in parts.items()}
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    fields = json.loads((path / "config.json").read_text())
+    fields |= {
+        "architectures": ["MixtralForCausalLM"],
+        "quantization_config": {"quant_method": "compressed-tensors", **config(args, form)},
+    }
+    (path / "config.json").write_text(json.dumps(fields))
+    state = model.state_dict()
+    for expert in range(3):
+        experts = "model.layers.0.mlp.experts"
+        state[f"{experts}.gate_up_proj"][expert] = torch.cat([values["w1", expert], values["w3", expert]])
+        state[f"{experts}.down_proj"][expert] = values["w2", expert]
+    return model

@@ -7,7 +7,7 @@ import warnings
 import octavo
 import pytest
 import torch
-from helpers.compressed_models import ARGS, config, folder_of, layer, weights
+from helpers.compressed_models import ARGS, folder_of, mixture, weights
 from helpers.models import transformer
 from octavo.errors import ContainerError, ModelError, OctavoError
 from octavo.interchange.compressed_tensors_folder import open_folder
@@ -133,37 +133,6 @@ def test_packed_tables_are_read_by_their_class(tmp_path):
     loaded = octavo.load_model(tmp_path)
     assert type(loaded.model.embed_tokens).__name__ == "PackedEmbedding"
     assert torch.equal(loaded.model.embed_tokens.weight.decode(), loaded.lm_head.weight.decode())
-
-
-def mixture(path, pick):
-    """A mixture of experts, whose matrices lie in the folder one by one; returns their values."""
-    model = transformer(
-        "MixtralForCausalLM", width=32, heads=2, inner=64, layers=1, num_local_experts=3, num_key_value_heads=2
-    )
-    model.config.save_pretrained(path)
-    rng, tensors, values = torch.Generator().manual_seed(0), {}, {}
-    for name, value in model.state_dict().items():
-        if ".experts." not in name:
-            tensors[name.replace(".mlp.", ".block_sparse_moe.")] = value
-    form, args = pick
-    for expert in range(3):
-        for part, shape in (("w1", (64, 32)), ("w2", (32, 64)), ("w3", (64, 32))):
-            parts, values[part, expert] = layer(shape, rng, args, form)
-            prefix = f"model.layers.0.block_sparse_moe.experts.{expert}.{part}"
-            tensors |= {f"{prefix}.{one}": value for one, value in parts.items()}
-    octavo.save(tensors, path / "model.safetensors")
-    fields = json.loads((path / "config.json").read_text())
-    fields |= {
-        "architectures": ["MixtralForCausalLM"],
-        "quantization_config": {"quant_method": "compressed-tensors", **config(args, form)},
-    }
-    (path / "config.json").write_text(json.dumps(fields))
-    state = model.state_dict()
-    for expert in range(3):
-        experts = "model.layers.0.mlp.experts"
-        state[f"{experts}.gate_up_proj"][expert] = torch.cat([values["w1", expert], values["w3", expert]])
-        state[f"{experts}.down_proj"][expert] = values["w2", expert]
-    return model
 
 
 @pytest.mark.parametrize("form", ["words", "mxfp4", "bytes"])

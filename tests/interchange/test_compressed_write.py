@@ -7,9 +7,9 @@ import warnings
 import octavo
 import pytest
 import torch
-from helpers.compressed_models import ARGS, folder_of, layer, peer_values, weight_of, weights
+from helpers.compressed_models import ARGS, folder_of, layer, mixture, peer_values, weight_of, weights
 from helpers.models import transformer
-from octavo.errors import ContainerError, FormatError, OctavoError
+from octavo.errors import ContainerError, FormatError, ModelError, OctavoError
 from octavo.interchange.compressed_tensors_folder import open_folder
 from octavo.interchange.compressed_tensors_former import NAME, FormerFolder
 from octavo.interchange.compressed_tensors_pack import NoFormatError, parts_of
@@ -372,3 +372,18 @@ def test_damaged_texts_of_the_former_folder_are_refused_or_read(tmp_path):
         except OctavoError:
             ended += 1
     assert 5 < ended < 40
+
+
+@pytest.mark.parametrize("form", ["words", "mxfp4"])
+def test_experts_come_back_with_the_same_tensors(tmp_path, form):
+    mixture(tmp_path / "ct", (form, ARGS.get(form, weights(4))))
+    Conversion.of(open_folder(tmp_path / "ct"), packed=True).write(tmp_path / "own")
+    report = convert(tmp_path / "own", tmp_path / "again", KIND)
+    assert_same_bytes(ct_tensors(tmp_path / "again"), ct_tensors(tmp_path / "ct"))
+    mine, theirs = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("again", "ct"))
+    assert mine == theirs and all(one.exact for one in report.tensors)
+    (tmp_path / "own" / NAME).unlink()
+    with pytest.raises(ModelError, match="has parameters that are layers in the file"):
+        convert(tmp_path / "own", tmp_path / "new", KIND)
+    with pytest.raises(ModelError, match="has parameters that are layers in the file"):
+        convert(tmp_path / "ct", tmp_path / "x.gguf", "gguf")

@@ -77,10 +77,10 @@ class CompressedTensors:
         """Return the name of the file that tells how the folder is written back."""
         return [NAME]
 
-    def files(self, names: Mapping[str, str]) -> dict[str, str]:
+    def files(self, names: Mapping[str, str], joined: Mapping[str, Sequence[str]]) -> dict[str, str]:
         """Return the text of the file that tells how the folder is written back."""
         extra = {name: self.tensors[name] for name in self.activations}
-        return {NAME: FormerFolder.of(self.config.values, self.weights, names, extra).text()}
+        return {NAME: FormerFolder.of(self.config.values, self.weights, names, joined, extra).text()}
 
     def _reader(self, layout: Layout) -> Any:
         return lambda part: self.tensors[layout.parts[part].name]

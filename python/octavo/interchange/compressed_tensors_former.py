@@ -11,7 +11,7 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,14 @@ _DTYPES = (
 class FormerFolder:
     """What is kept. ``weights``: by name in the model. ``names``: in the folder, of other tensors where they differ.
 
-    ``extra``: tensors that have no place in the model.
+    ``experts``: by name of a layer's weight in the model, the weights whose rows follow each other in it. ``extra``:
+    tensors that have no place in the model.
     """
 
     config: Mapping[str, Any]
     weights: Mapping[str, Former]
     names: Mapping[str, str] = field(default_factory=dict)
+    experts: Mapping[str, Sequence[Former]] = field(default_factory=dict)
     extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -54,13 +56,19 @@ class FormerFolder:
         config: Mapping[str, Any],
         weights: Mapping[str, CompressedWeight],
         names: Mapping[str, str],
+        joined: Mapping[str, Sequence[str]],
         extra: Mapping[str, Tensor],
     ) -> FormerFolder:
-        """Return what is kept of a folder. ``names``: in the model, by those in the folder."""
+        """Return what is kept of a folder.
+
+        ``names``: in the model, by those in the folder. ``joined``: names in the folder of the weights whose rows
+        follow each other in one of the model.
+        """
         weights_of_model = {names[name]: _former(weight) for name, weight in weights.items() if name in names}
         others = {place: name for name, place in names.items() if name not in weights and name != place}
         small = {name: tensor for name, tensor in extra.items() if tensor.nbytes <= _MOST_EXTRA}
-        return cls(config, weights_of_model, others, small)
+        experts = {name: [_former(weights[one]) for one in parts] for name, parts in joined.items()}
+        return cls(config, weights_of_model, others, experts, small)
 
     @classmethod
     def read(cls, folder: Path) -> FormerFolder | None:
@@ -82,6 +90,10 @@ class FormerFolder:
                 },
                 {name: _text(place, label) for name, place in member(content, "names", dict, label).items()},
                 {
+                    name: _read_formers(entries, f"{label}: {shown(name)}")
+                    for name, entries in member(content, "experts", dict, label).items()
+                },
+                {
                     name: _read_tensor(entry, f"{label}: {shown(name)}")
                     for name, entry in member(content, "extra", dict, label).items()
                 },
@@ -97,6 +109,7 @@ class FormerFolder:
                 "quantization_config": self.config,
                 "weights": {name: _former_dict(former) for name, former in self.weights.items()},
                 "names": dict(self.names),
+                "experts": {name: [_former_dict(one) for one in parts] for name, parts in self.experts.items()},
                 "extra": {name: _tensor_dict(tensor) for name, tensor in self.extra.items()},
             },
             ensure_ascii=False,
@@ -130,6 +143,12 @@ def _former_dict(former: Former) -> dict[str, Any]:
         "fills": dict(former.fills),
         "divisor": former.divisor,
     }
+
+
+def _read_formers(entries: Any, label: str) -> list[Former]:
+    if not isinstance(entries, list) or not entries:
+        raise ContainerError(f"{label} is {shown(entries)}; accepted is a list")
+    return [_read_former(entry, label) for entry in entries]
 
 
 def _read_former(entry: Any, label: str) -> Former:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +21,12 @@ from octavo.errors import FormatError
 from octavo.interchange import compressed_tensors_layout as layouts
 from octavo.interchange.compressed_tensors_config import METHOD
 from octavo.interchange.compressed_tensors_former import NAME, FormerFolder
-from octavo.interchange.compressed_tensors_layout import GLOBAL, SCALE
+from octavo.interchange.compressed_tensors_layout import GLOBAL, PACKED, SCALE, WEIGHT
 from octavo.interchange.compressed_tensors_pack import NoFormatError, StoredParts, check_format, parts_of
 from octavo.interchange.conversion_report import ConversionReport, WrittenTensor
 from octavo.interchange.foreign_readers import is_packed_by
 from octavo.interchange.gguf_metadata import NAME as GGUF_NAME
-from octavo.interchange.model_source import ModelSource, model_source
+from octavo.interchange.model_source import ModelSource, model_source, with_layers
 from octavo.model_folder.companion_files import copy_companions
 from octavo.model_folder.infer_structure import skeleton
 from octavo.model_folder.merged_tensors import MergedTensor
@@ -78,7 +78,8 @@ def write_compressed_tensors(
         raise FormatError(f"{target}: the output would lie in the input; give another OUT")
     if recipe is None and is_packed_by(METHOD)(source):
         return _copy(source, target)
-    with model_source(source, recipe=recipe, check=partial(_check_plan, decode), bar=bar) as model:
+    check = partial(_check_plan, decode)
+    with model_source(source, recipe=recipe, check=check, bar=bar, rewritten_with=NAME) as model:
         return _write(model, target, decode, bar)
 
 
@@ -137,10 +138,10 @@ def _refused(wrong: Sequence[tuple[str, str, str]]) -> FormatError:
 
 
 def _write(source: ModelSource, target: Path, decode: bool, bar: Bar | None) -> ConversionReport:
-    network = skeleton(source.folder)
+    network = with_layers(skeleton(source.folder), source.modules)
     former = FormerFolder.read(source.folder)
     planned = _plan(source, network, former, decode, bar)
-    entry = _entry(planned, network, former)
+    entry = _entry(planned, network, former, source.modules)
     notes = [*source.notes, *_scale_notes(planned, _dtype(source.config)), *_fused_notes(planned)]
     tensors: dict[str, Tensor | Deferred] = {}
     extra = {} if former is None or not _is_whole(planned, former) else former.extra
@@ -162,11 +163,13 @@ def _write(source: ModelSource, target: Path, decode: bool, bar: Bar | None) -> 
 
 def _is_whole(planned: Sequence[_Planned], former: FormerFolder) -> bool:
     """Whether all weights lie again as they lay in the former folder, and no others are packed."""
-    packed = {one.name: one.stored for one in planned if one.stored is not None}
-    return packed.keys() == former.weights.keys() and all(
-        (stored.form, stored.format, stored.scheme) == (was.form, was.format, was.scheme)
-        for name, stored in packed.items()
-        for was in (former.weights[name],)
+    packed = {one.layer: one.stored for one in planned if one.stored is not None}
+    formers = [*former.weights.values(), *(one for parts in former.experts.values() for one in parts)]
+    were = {one.layer: one for one in formers}
+    return packed.keys() == were.keys() and all(
+        (stored.form, stored.format, stored.scheme, stored.dense) == (was.form, was.format, was.scheme, was.dense)
+        for layer, stored in packed.items()
+        for was in (were[layer],)
     )
 
 
@@ -174,13 +177,17 @@ def _plan(
     source: ModelSource, network: nn.Module, former: FormerFolder | None, decode: bool, bar: Bar | None
 ) -> list[_Planned]:
     """Return every tensor as the folder has it. Raises FormatError for those that it cannot have."""
-    planned, wrong = [], []
+    planned: list[_Planned] = []
+    wrong = []
     dtype = _dtype(source.config)
     total = sum(tensor.nbytes for tensor in source.tensors.values())
     with bar("looking", total) if bar is not None else _silent() as done:
         for name, tensor in source.tensors.items():
             try:
-                planned.append(_planned(source, network, former, name, tensor, dtype, decode))
+                if any(name.startswith(f"{path}.") for path in source.modules):
+                    planned += _experts(former, name, tensor, dtype)
+                else:
+                    planned.append(_planned(source, network, former, name, tensor, dtype, decode))
             except NoFormatError as error:
                 label = tensor.format if isinstance(tensor, PackedTensor) else tensor.dtype
                 wrong.append((name, str(label).removeprefix("torch."), str(error)))
@@ -230,6 +237,21 @@ def _planned(
         if not decode:
             raise
         return _float(source, network, place, name, tensor, f"decoded: {error}")
+
+
+def _experts(former: FormerFolder | None, name: str, tensor: Placed, dtype: torch.dtype) -> Iterator[_Planned]:
+    """Give the weights of the former folder whose rows a layer of an expert has."""
+    parts = None if former is None else former.experts.get(name)
+    if parts is None or not isinstance(tensor, PackedTensor):
+        raise NoFormatError("a layer of an expert, which transformers has in a tensor of all experts")
+    first = 0
+    for was in parts:
+        codes = was.parts.get(PACKED, was.parts.get(WEIGHT, ("", (0,))))[1]
+        rows = tensor[first : first + codes[0]]
+        yield _packed(f"{was.layer}.weight", name, rows, parts_of(rows, dtype, was), was.layer)
+        first += codes[0]
+    if first != len(tensor):
+        raise NoFormatError(f"{len(tensor)} rows, where the folder that it was read from had {first}")
 
 
 def _float(
@@ -282,7 +304,9 @@ def _dtype(config: Mapping[str, Any]) -> torch.dtype:
 # --- the configuration ------------------------------------------------------------------------------------------------
 
 
-def _entry(planned: Sequence[_Planned], network: nn.Module, former: FormerFolder | None) -> dict[str, Any] | None:
+def _entry(
+    planned: Sequence[_Planned], network: nn.Module, former: FormerFolder | None, modules: Collection[str]
+) -> dict[str, Any] | None:
     """Return ``quantization_config``; the former one where all weights lie as they did, None where none is packed."""
     packed = [one for one in planned if one.stored is not None]
     if not packed:
@@ -301,7 +325,10 @@ def _entry(planned: Sequence[_Planned], network: nn.Module, former: FormerFolder
         arguments[key] = scheme
     layers = {one.layer for one in packed}
     places = {one.name: one.row.name for one in planned}
-    linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    linear = [
+        name for name, module in network.named_modules()
+        if isinstance(module, nn.Linear) and not any(name.startswith(f"{path}.") for path in modules)
+    ]  # fmt: skip
     ignore = [
         layer for name in linear if (layer := places.get(f"{name}.weight", name).removesuffix(".weight")) not in layers
     ]

@@ -28,6 +28,8 @@ from octavo.model_folder.tensor_names import Placed
 from octavo.model_folder.weight_files import Checkpoint, check_target, refuse_file
 from octavo.nn.former_names import current_names
 from octavo.nn.registry import simulated_classes
+from octavo.nn.replace_modules import replace_modules
+from octavo.nn.rewriting import rewritten
 from octavo.storage import folders
 from octavo.storage.reading import shown
 from octavo.tensors.packed_tensor import PackedTensor
@@ -51,7 +53,8 @@ class ModelSource:
     ``path``: as it was given. ``folder``: that its files lie in. ``model``: name of its class. ``config``: the values
     of transformers' configuration. ``tensors``: by their names in the class; those of tied parameters once. ``ties``:
     further names, and the tensor that each is. ``layers``: what the file says of packed layers, by path
-    (FORMATS.md section 5). ``reports``: of what a recipe packed. ``notes``: what of the model is not among the tensors.
+    (FORMATS.md section 5). ``modules``: what it says of modules whose parameters are layers. ``reports``: of what a
+    recipe packed. ``notes``: what of the model is not among the tensors.
     """
 
     path: Path
@@ -61,17 +64,24 @@ class ModelSource:
     tensors: Mapping[str, Placed]
     ties: Mapping[str, str]
     layers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    modules: Mapping[str, Any] = field(default_factory=dict)
     reports: Sequence[TensorReport] = ()
     notes: Sequence[str] = ()
 
 
 @contextmanager
 def model_source(
-    path: str | os.PathLike[str], *, recipe: Recipe | None = None, check: Check | None = None, bar: Bar | None = None
+    path: str | os.PathLike[str],
+    *,
+    recipe: Recipe | None = None,
+    check: Check | None = None,
+    bar: Bar | None = None,
+    rewritten_with: str | None = None,
 ) -> Iterator[ModelSource]:
     """Give the model of a folder or of another package's file, packed by ``recipe`` where one is given.
 
     ``check``: called with the plan of a recipe before anything is packed. ``bar``: shows the packing.
+    ``rewritten_with``: name of a file; models with experts as layers are given where it lies in the folder.
 
     Raises ModelError and ContainerError as :func:`octavo.load_model`, FormatError as :func:`octavo.quantize_model`.
     """
@@ -80,19 +90,22 @@ def model_source(
     if reader is not None:
         with ExitStack() as stack:
             folder, notes = stack.enter_context(as_folder(reader.open(path), packed=recipe is None))
-            model = stack.enter_context(_of_folder(folder, recipe, check, bar))
+            model = stack.enter_context(_of_folder(folder, recipe, check, bar, rewritten_with))
             yield replace(model, path=path, notes=[*notes, *model.notes])
     else:
         refuse_file(path)
-        with _of_folder(path, recipe, check, bar) as model:
+        with _of_folder(path, recipe, check, bar, rewritten_with) as model:
             yield model
 
 
 @contextmanager
-def _of_folder(path: Path, recipe: Recipe | None, check: Check | None, bar: Bar | None) -> Iterator[ModelSource]:
+def _of_folder(
+    path: Path, recipe: Recipe | None, check: Check | None, bar: Bar | None, rewritten_with: str | None
+) -> Iterator[ModelSource]:
     source = Checkpoint.open(path)
     if recipe is None:
-        yield _described(source, path) if KEY in source.metadata() else _plain(source)
+        takes_layers = rewritten_with is not None and (path / rewritten_with).exists()
+        yield _described(source, path, takes_layers) if KEY in source.metadata() else _plain(source)
         return
     opened = OpenFolder.open(source)
     planned = opened.plan(recipe)
@@ -109,12 +122,15 @@ def _of_folder(path: Path, recipe: Recipe | None, check: Check | None, bar: Bar 
         save_folder(source, folder, packed.model, force=False)
         reports, left_out = packed.reports, packed.left_out
         del packed, opened
-        model = _described(Checkpoint.open(folder), path)
+        model = _described(Checkpoint.open(folder), path, False)
         yield replace(model, reports=reports, notes=[*model.notes, *_left_out(left_out, model.model)])
 
 
-def _described(source: Checkpoint, path: Path) -> ModelSource:
-    """Return the model of a file that describes it, such as :func:`octavo.save_model` writes."""
+def _described(source: Checkpoint, path: Path, takes_layers: bool) -> ModelSource:
+    """Return the model of a file that describes it, such as :func:`octavo.save_model` writes.
+
+    ``takes_layers``: also one whose parameters are layers in the file.
+    """
     source.verify()
     text = source.metadata()[KEY]
     structure = read_structure(source.files[0], text)
@@ -126,7 +142,8 @@ def _described(source: Checkpoint, path: Path) -> ModelSource:
             f"{path}: {shown(simulated)} is a simulated layer; octavo.pack_model packs what octavo.load_model reads, "
             "octavo.save_model writes it"
         )
-    if structure.get(REWRITTEN.key) or config.get(SIZES):
+    modules = structure.get(REWRITTEN.key) or {}
+    if (modules and not takes_layers) or config.get(SIZES):
         parts = "parameters that are layers in the file" if structure.get(REWRITTEN.key) else "compacted layers"
         raise ModelError(f"{path}: has {parts}; other packages' files hold models of unchanged classes")
     own = own_tensors(source.files[0], text)
@@ -135,10 +152,25 @@ def _described(source: Checkpoint, path: Path) -> ModelSource:
         for name, tensor in current_names(source.tensors()).items()
         if name not in own and not name.rpartition(".")[0].rpartition(".")[2].endswith("_quantizer")
     }
-    _check_shapes(path, skeleton(source.folder), tensors, structure["ties"], layers)
+    network = with_layers(skeleton(source.folder), modules)
+    _check_shapes(path, network, tensors, structure["ties"], layers)
     rounded = sum(any(role in record for role in ("input", "output")) for record in layers.values())
     notes = [f"formats of inputs and outputs are left out; {rounded} layers have some"] if rounded else []
-    return ModelSource(path, source.folder, structure["class"], config, tensors, structure["ties"], layers, notes=notes)
+    return ModelSource(
+        path, source.folder, structure["class"], config, tensors, structure["ties"], layers, modules, notes=notes
+    )
+
+
+def with_layers(network: nn.Module, modules: Mapping[str, Any]) -> nn.Module:
+    """Return a model without weights, with layers in the place of the parameters of ``modules``."""
+    new = {}
+    for path in modules:
+        module = network.get_submodule(path)
+        stand_in = rewritten(module)
+        if stand_in is None:
+            raise ContainerError(f"{path}: layers in the file, but the model has a {type(module).__name__} there")
+        new[id(module)] = stand_in
+    return replace_modules(network, new)
 
 
 def _plain(source: Checkpoint) -> ModelSource:

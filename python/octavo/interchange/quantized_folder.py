@@ -83,10 +83,11 @@ class Packing(Protocol):
     def companions(self) -> list[str]:
         """Return the names of the files of :meth:`files`."""
 
-    def files(self, names: Mapping[str, str]) -> dict[str, str]:
+    def files(self, names: Mapping[str, str], joined: Mapping[str, Sequence[str]]) -> dict[str, str]:
         """Return texts of files by which a folder of the model can be written back.
 
-        ``names``: in the model, by those in the folder; of tensors that are one in both.
+        ``names``: in the model, by those in the folder; of tensors that are one in both. ``joined``: by name in the
+        model, the weights of the folder whose rows follow each other in it.
         """
 
 
@@ -227,7 +228,7 @@ class QuantizedFolder:
         """Copy configuration, tokenizer and other files; the packing is left out of the configuration."""
         copy_companions(self.path, folder)
         files.write(folder / CONFIG, json.dumps(self.config, indent=2) + "\n")
-        for name, text in self.packing.files(self._model_names).items():
+        for name, text in self.packing.files(self._model_names, self._joined_names).items():
             files.write(folder / name, text)
 
     @cached_property
@@ -236,8 +237,21 @@ class QuantizedFolder:
 
     @cached_property
     def _model_names(self) -> Mapping[str, str]:
-        """Names in the model of the weights that are one tensor there."""
-        return {own: name for name, placed in self.places.tensors.items() if (own := self._by_identity.get(id(placed)))}
+        """Names in the model of the tensors that are one there, by those in the folder."""
+        origins = {**self._by_identity, **{id(tensor): name for name, tensor in self.plain.items()}}
+        return {
+            own: name for name, placed in self.places.tensors.items() if (own := origins.get(id(placed))) is not None
+        }
+
+    @property
+    def _joined_names(self) -> Mapping[str, Sequence[str]]:
+        """Names in the folder of the weights that are rows of one in the model."""
+        return {
+            name: [tensors[0][0] for tensors in _ordered(placed)]
+            for name, placed in self.places.tensors.items()
+            if isinstance(placed, MergedTensor) and placed.part is not None and len(placed.shape) == 2
+            if all(len(tensors) == 1 and tensors[0][0] in self.packing.weights for tensors in _ordered(placed))
+        }
 
     def _weight(self, name: str) -> PackedWeight | None:
         own = self._by_identity.get(id(self.places.tensors[name]))
@@ -245,7 +259,7 @@ class QuantizedFolder:
 
     def _joined(self, placed: MergedTensor, dtype: torch.dtype) -> PackedTensor | str:
         """Return the weights of one expert behind each other, or why they are not one packed matrix."""
-        ordered = [placed.sources[pattern] for pattern in placed.rule.source_patterns if pattern in placed.sources]
+        ordered = _ordered(placed)
         if placed.part is None or len(placed.shape) != 2 or any(len(tensors) != 1 for tensors in ordered):
             return _JOINED
         weights = [self.packing.weights.get(tensors[0][0]) for tensors in ordered]
@@ -302,6 +316,11 @@ class QuantizedFolder:
                 layer = self.network.get_submodule(name.rpartition(".")[0])
                 layers[own] = (name, *(kind.__name__ for kind in type(layer).__mro__))
         self.packing.settle({name: layer for name, layer in layers.items() if name in self.packing.weights})
+
+
+def _ordered(placed: MergedTensor) -> list[Sequence[tuple[str, Tensor]]]:
+    """Return the tensors of each pattern, in the order in which the rule joins them."""
+    return [placed.sources[pattern] for pattern in placed.rule.source_patterns if pattern in placed.sources]
 
 
 def _parts(placed: MergedTensor) -> list[str]:
