@@ -133,7 +133,8 @@ def test_transformers_has_the_logits_of_the_model(tmp_path, recipe, dtype):
     rounded = "nvfp4" in recipe and dtype == torch.float32
     assert all(one.exact for one in report.tensors) != rounded
     pack.run(source, tmp_path / "own", rules)
-    own = floats_of(tmp_path / "own", tmp_path / "again")
+    # nvfp4 is encoded together with what vLLM joins it with, which octavo pack does not.
+    own = floats_of(tmp_path / ("ct" if recipe == "nvfp4" else "own"), tmp_path / "again")
     several = ";" in recipe and "v_proj" in recipe
     asked = {} if several else {"quantization_config": transformers.CompressedTensorsConfig(dequantize=True)}
     if several and dtype == torch.float32:
@@ -284,9 +285,26 @@ def test_several_groups_name_their_layers(tmp_path):
     )
     assert groups["group_1"]["targets"] == [f"model.layers.{number}.self_attn.o_proj" for number in (0, 1)]
     assert entry["ignore"] == ["lm_head"] and entry["format"] == "mixed-precision"
-    assert report.notes == [
+    assert report.notes == ["10 weights of nvfp4 share a factor with those that vLLM joins them with"]
+    tensors = ct_tensors(tmp_path / "ct")
+    for parent, parts in (("self_attn", "qkv"), ("mlp", ("gate", "up"))):
+        layer_ = f"model.layers.1.{parent}"
+        assert len({tensors[f"{layer_}.{part}_proj.weight_global_scale"].item() for part in parts}) == 1
+    values, decoded = octavo.load(source / "model.safetensors"), octavo.load_model(tmp_path / "ct")
+    weight = decoded.model.layers[1].self_attn.k_proj.weight
+    error = (weight.decode() - values["model.layers.1.self_attn.k_proj.weight"]).norm()
+    assert error < 0.12 * values["model.layers.1.self_attn.k_proj.weight"].norm()
+
+
+def test_factors_that_differ_within_joined_layers_are_told(tmp_path):
+    from octavo.cli import pack
+
+    pack.run(saved(tmp_path / "float"), tmp_path / "own", "type:Linear nvfp4; lm_head=keep")
+    assert convert(tmp_path / "own", tmp_path / "ct", KIND).notes == [
         "vLLM joins q, k, v and gate, up and takes one weight_global_scale of them; in 4 places they differ"
     ]
+    report = convert(tmp_path / "float", tmp_path / "hqq", KIND, recipe="type:Linear nvfp4@mse; lm_head=keep")
+    assert report.notes == ["10 weights of nvfp4 share a factor with those that vLLM joins them with"]
 
 
 def test_scales_are_those_of_the_model_where_they_can_be(tmp_path):

@@ -9,7 +9,7 @@ import json
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from octavo.interchange.compressed_tensors_former import NAME, FormerFolder
 from octavo.interchange.compressed_tensors_layout import GLOBAL, PACKED, SCALE, WEIGHT
 from octavo.interchange.compressed_tensors_pack import NoFormatError, StoredParts, check_format, parts_of
 from octavo.interchange.conversion_report import ConversionReport, WrittenTensor
-from octavo.interchange.foreign_readers import is_packed_by
+from octavo.interchange.foreign_readers import is_packed_by, reader_of
 from octavo.interchange.gguf_metadata import NAME as GGUF_NAME
 from octavo.interchange.model_source import ModelSource, model_source, with_layers
 from octavo.model_folder.companion_files import copy_companions
@@ -32,8 +32,10 @@ from octavo.model_folder.infer_structure import skeleton
 from octavo.model_folder.merged_tensors import MergedTensor
 from octavo.model_folder.model_card import remove_card
 from octavo.model_folder.model_config import CONFIG
+from octavo.model_folder.pack_folder import OpenFolder
 from octavo.model_folder.quantization_entry import ENTRY
 from octavo.model_folder.weight_files import PLAIN_NAME, Checkpoint, replaced
+from octavo.ops.codec import encode
 from octavo.storage import files, folders
 from octavo.storage.reading import read_json
 from octavo.tensors import container
@@ -80,7 +82,54 @@ def write_compressed_tensors(
         return _copy(source, target)
     check = partial(_check_plan, decode)
     with model_source(source, recipe=recipe, check=check, bar=bar, rewritten_with=NAME) as model:
+        together = {} if recipe is None or reader_of(source) is not None else _encoded_together(model, source)
+        if together:
+            sentence = f"{len(together)} weights of nvfp4 share a factor with those that vLLM joins them with"
+            model = replace(model, tensors={**model.tensors, **together}, notes=[*model.notes, sentence])
         return _write(model, target, decode, bar)
+
+
+def _encoded_together(model: ModelSource, path: Path) -> dict[str, PackedTensor]:
+    """Return the weights of ``nvfp4`` that vLLM joins, encoded with one factor; those that a solver made stay.
+
+    ``path``: the folder of float weights that a recipe has packed.
+    """
+    together: dict[str, PackedTensor] = {}
+    groups = [
+        group for group in _joined_groups(model.tensors) if len({_level(model.tensors[one]) for one in group}) > 1
+    ]
+    opened = OpenFolder.open(Checkpoint.open(path)) if groups else None
+    for group in groups:
+        assert opened is not None  # there are groups
+        values = {name: opened.found.value(name) for name in group}
+        packed = {name: tensor for name in group if isinstance(tensor := model.tensors[name], PackedTensor)}
+        rules = {tensor.scale for tensor in packed.values()}
+        if len(rules) > 1 or any(encode(values[name], "nvfp4", scale=one.scale) != one for name, one in packed.items()):
+            continue
+        joined = encode(torch.cat(list(values.values())), "nvfp4", scale=rules.pop())
+        first = 0
+        for name, value in values.items():
+            together[name] = joined[first : first + len(value)]
+            first += len(value)
+    return together
+
+
+def _joined_groups(tensors: Mapping[str, Placed]) -> list[list[str]]:
+    """Return names of weights of ``nvfp4`` that vLLM joins."""
+    names = {
+        name.removesuffix(".weight")
+        for name, tensor in tensors.items()
+        if isinstance(tensor, PackedTensor) and str(tensor.format) == "nvfp4"
+    }
+    parents = sorted({name.rpartition(".")[0] for name in names})
+    groups = [
+        [f"{parent}.{part}" for part in parts if f"{parent}.{part}" in names] for parent in parents for parts in _FUSED
+    ]
+    return [[f"{name}.weight" for name in group] for group in groups if len(group) > 1]
+
+
+def _level(tensor: Placed) -> float:
+    return float(tensor.levels) if isinstance(tensor, PackedTensor) else 0.0
 
 
 # --- such a folder again ----------------------------------------------------------------------------------------------
