@@ -405,3 +405,73 @@ def test_experts_come_back_with_the_same_tensors(tmp_path, form):
         convert(tmp_path / "own", tmp_path / "new", KIND)
     with pytest.raises(ModelError, match="has parameters that are layers in the file"):
         convert(tmp_path / "ct", tmp_path / "x.gguf", "gguf")
+
+
+PRESETS = (
+    "W4A16", "W4A16_ASYM", "W8A16", "W3A16", "W8A8", "FP8", "FP8_DYNAMIC", "FP8_BLOCK", "NVFP4A16", "MXFP4A16",
+    "MXFP8A16", "MXFP6A16",
+)  # fmt: skip
+
+
+def package_folder(preset, path):
+    """A small model that the package quantized and wrote."""
+    peer = pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    model = transformer(
+        "LlamaForCausalLM", width=128, heads=4, inner=256, num_key_value_heads=2, layers=1
+    ).bfloat16()  # fmt: skip
+    scheme = peer.quantization.QuantizationConfig(config_groups={preset: ["Linear"]}, ignore=["lm_head"])
+    peer.quantization.apply_quantization_config(model, scheme)
+    for module in model.modules():
+        if not hasattr(module, "quantization_scheme"):
+            continue
+        args, weight = module.quantization_scheme.weights, module.weight.data.float()
+        if args.strategy in ("group", "tensor_group"):
+            groups, axes, keep = weight.unflatten(1, (-1, args.group_size)), (2,), False
+        elif args.strategy == "block":
+            rows, columns = args.block_structure
+            padded = torch.zeros(-(-len(weight) // rows) * rows, -(-weight.shape[1] // columns) * columns)
+            padded[: len(weight), : weight.shape[1]] = weight
+            groups, axes, keep = padded.unflatten(1, (-1, columns)).unflatten(0, (-1, rows)), (1, 3), False
+        else:
+            groups, axes, keep = weight, (1,) if args.strategy == "channel" else (0, 1), True
+        given_scale = {}
+        if hasattr(module, "weight_global_scale"):
+            module.weight_global_scale.data.fill_(6 * 448 / float(weight.abs().max()))
+            given_scale = {"global_scale": module.weight_global_scale.data}
+        scales, zeros = calculate_qparams(groups.amin(axes, keep), groups.amax(axes, keep), args, **given_scale)
+        module.weight_scale.data.copy_(scales.reshape(module.weight_scale.shape))
+        if getattr(module, "weight_zero_point", None) is not None:
+            module.weight_zero_point.data.copy_(zeros.reshape(module.weight_zero_point.shape))
+        if hasattr(module, "input_scale"):
+            module.input_scale.data.fill_(0.5)
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    model.save_pretrained(path)
+    compressor.update_config(path)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.filterwarnings("ignore")
+def test_folders_of_the_package_are_read_and_come_back(tmp_path, preset):
+    transformers = pytest.importorskip("transformers")
+    package_folder(preset, tmp_path / "ct")
+    mine = octavo.load_model(tmp_path / "ct")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "ct", quantization_config=transformers.CompressedTensorsConfig(dequantize=True)
+    )
+    for name, value in theirs.state_dict().items():
+        if name.endswith("_proj.weight"):
+            weight = mine.get_submodule(name.removesuffix(".weight")).weight
+            assert torch.equal(weight.decode() if isinstance(weight, octavo.PackedTensor) else weight, value), name
+    conversion = Conversion.of(open_folder(tmp_path / "ct"), packed=True)
+    conversion.write(tmp_path / "own")
+    convert(tmp_path / "own", tmp_path / "again", KIND)
+    if preset.startswith("FP8"):  # decoded
+        assert "no format has E4M3 codes with scales that are no powers of two" in conversion.notes[0]
+        return
+    assert_same_bytes(ct_tensors(tmp_path / "again"), ct_tensors(tmp_path / "ct"))
+    mine, theirs = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("again", "ct"))
+    assert mine == theirs
