@@ -120,6 +120,20 @@ def test_targets_name_layers_by_class_name_and_expression(tmp_path):
         octavo.load_model(tmp_path)
 
 
+def test_expressions_without_end_are_refused_by_every_reader(tmp_path):
+    folder_of(llama(), tmp_path, lambda name: ("words", weights(4 if "mlp" in name else 3)))
+    file = tmp_path / "config.json"
+    fields = json.loads(file.read_text())
+    for group, target in zip(
+        fields["quantization_config"]["config_groups"].values(), ("re:(a+)+$", "re:("), strict=True
+    ):
+        group["targets"] = [target]
+    file.write_text(json.dumps(fields))
+    for read in (octavo.load_model, reader_of(tmp_path).contents):
+        with pytest.raises(ContainerError, match="the target 're:"):
+            read(tmp_path)
+
+
 def test_packed_tables_are_read_by_their_class(tmp_path):
     model = llama(tie_word_embeddings=False, vocab_size=96)
     folder_of(model, tmp_path, lambda name: ("words", weights(4)) if name == "lm_head" else None)

@@ -209,6 +209,10 @@ def test_other_tensors_and_fields_are_refused_by_name(name):
         ({"config_groups": {"a": {"targets": ["re:("]}}}, "the target 're:(' is no regular expression"),
         ({"config_groups": {"a": {"targets": ["re:(a+)+b"]}}}, "matching may take hours"),
         ({"kv_cache_scheme": 1}, "kv_cache_scheme is 1; accepted is an object"),
+        (
+            {"config_groups": {"a": {"targets": ["re:a"] * 5000}}},
+            "5000 targets are expressions; accepted are up to 4096",
+        ),
     ],
 )
 def test_configurations_are_refused_by_field(fields, told):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from octavo.errors import ContainerError
@@ -24,6 +26,7 @@ _OF_WEIGHTS = {
 }  # fmt: skip
 # Steps of trying a regular expression on all names: a bound of backtracking, of which real ones take a small part.
 _STEPS = 4_000_000_000
+_MOST_EXPRESSIONS, _MOST_CHARACTERS = 4096, 1000
 
 
 @dataclass(frozen=True)
@@ -134,33 +137,51 @@ class CompressedTensorsConfig:
         with_weights = [scheme for scheme in self.schemes if scheme.weights is not None]
         if len(with_weights) == 1:
             return with_weights[0]
-        by_target = {target: scheme for scheme in with_weights for target in scheme.targets}
-        targets = sorted(by_target, key=lambda target: (_REGEX in target, target))
-        for target in targets:
-            if _matches(target, names):
-                return by_target[target]
-        for target in targets:
-            if target in classes:
-                return by_target[target]
+        by_target, expressions = self._targets
+        for name in names:
+            if name in by_target:
+                return by_target[name]
+        for expression, scheme in expressions:
+            if any(expression.match(name) for name in names):
+                return scheme
+        matched = [kind for kind in classes if kind in by_target]
+        if matched:
+            return by_target[min(matched)]
         raise ContainerError(f"{self.label}: no target of config_groups is for {shown(names[0])}")
+
+    @cached_property
+    def _targets(self) -> tuple[Mapping[str, Scheme], Sequence[tuple[re.Pattern[str], Scheme]]]:
+        """Return the schemes by name and class, and those of expressions in the order in which they are tried."""
+        schemes = [scheme for scheme in self.schemes if scheme.weights is not None]
+        by_target = {target: scheme for scheme in schemes for target in scheme.targets}
+        expressions = sorted(target for target in by_target if target.startswith(_REGEX))
+        return by_target, [(re.compile(one.removeprefix(_REGEX)), by_target[one]) for one in expressions]
 
     def check_expressions(self, names: Iterable[str]) -> None:
         """Refuse regular expressions that would take too long on ``names``, or are none. Raises ContainerError."""
-        lengths = [len(name) for name in names]
-        for scheme in self.schemes:
-            for target in scheme.targets:
-                if target.startswith(_REGEX):
-                    self._check_expression(target.removeprefix(_REGEX), lengths)
-
-    def _check_expression(self, text: str, lengths: Sequence[int]) -> None:
-        repeats, nested = _repeats(text)
-        label = f"{self.label}: the target {shown(_REGEX + text)}"
-        if len(text) > 1000 or nested or sum(math.comb(length + repeats, repeats) for length in lengths) > _STEPS:
-            raise ContainerError(f"{label} repeats so much that matching may take hours; name the layers")
-        try:
-            re.compile(text)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ContainerError(f"{label} is no regular expression: {error}") from None
+        lengths = Counter(len(name) for name in names)
+        expressions = [
+            target.removeprefix(_REGEX)
+            for scheme in self.schemes
+            for target in scheme.targets
+            if target.startswith(_REGEX)
+        ]
+        if len(expressions) > _MOST_EXPRESSIONS:
+            raise ContainerError(
+                f"{self.label}: {len(expressions)} targets are expressions; accepted are up to {_MOST_EXPRESSIONS}"
+            )
+        steps = 0
+        for text in expressions:
+            label = f"{self.label}: the target {shown(_REGEX + text)}"
+            repeats, nested = _repeats(text)
+            is_long = len(text) > _MOST_CHARACTERS or nested
+            steps += 0 if is_long else sum(count * math.comb(n + repeats, repeats) for n, count in lengths.items())
+            if is_long or steps > _STEPS:
+                raise ContainerError(f"{label} repeats so much that matching may take hours; name the layers")
+            try:
+                re.compile(text)
+            except (re.error, OverflowError, RecursionError) as error:
+                raise ContainerError(f"{label} is no regular expression: {error}") from None
 
 
 def _scheme(name: str, group: Any, label: str) -> Scheme:
@@ -232,12 +253,6 @@ def _arguments(values: Any, label: str) -> str:
     return (
         f"{shown(values.get('num_bits', 8))}-bit {values.get('type', 'int')!s:.8}, {strategy or 'tensor'!s:.16}, {when}"
     )
-
-
-def _matches(target: str, names: Iterable[str]) -> bool:
-    if target.startswith(_REGEX):
-        return any(re.match(target.removeprefix(_REGEX), name) for name in names)
-    return target in names
 
 
 def _repeats(text: str) -> tuple[int, bool]:

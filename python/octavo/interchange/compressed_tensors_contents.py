@@ -32,6 +32,7 @@ def contents_of(path: str | os.PathLike[str]) -> tuple[list[TensorEntry], dict[s
     values = packing_entry(source.folder)
     config = CompressedTensorsConfig.read(values, str(source.folder / CONFIG))
     layouts, _ = group_tensors((entry for entry, _ in places.values()), integers, str(path))
+    config.check_expressions(layout.layer for layout in layouts.values())
     taken = {entry.name for layout in layouts.values() for entry in layout.parts.values()}
     entries = [entry for name, (entry, _) in places.items() if name not in taken]
     packed = [_line(layout, config) for layout in layouts.values()]
