@@ -124,7 +124,8 @@ class QuantizedFolder:
         tensors = {name: tensor for name, tensor in source.tensors().items() if isinstance(tensor, Tensor)}
         label = str(path / CONFIG)
         packing = read(tensors, packing_entry(path), label)
-        plain = {name: tensor for name, tensor in tensors.items() if name not in packing.taken}
+        taken = set(packing.taken)
+        plain = {name: tensor for name, tensor in tensors.items() if name not in taken}
         twice = plain.keys() & packing.weights.keys()
         if twice:
             raise ContainerError(f"{path}: {shown(min(twice))} is there packed and plain; keep one of them")
