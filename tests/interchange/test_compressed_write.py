@@ -407,6 +407,60 @@ def test_experts_come_back_with_the_same_tensors(tmp_path, form):
         convert(tmp_path / "ct", tmp_path / "x.gguf", "gguf")
 
 
+def nodes(value):
+    """Every place in a JSON value: the object or list, and the key."""
+    for key in value if isinstance(value, dict) else range(len(value)):
+        yield value, key
+        if isinstance(value[key], dict | list):
+            yield from nodes(value[key])
+
+
+def attack_former(folder, count, seed):
+    whole, rng, ended = json.loads((folder / NAME).read_text()), random.Random(seed), 0
+    for number in range(count):
+        content = json.loads(json.dumps(whole))
+        places = [place for key in ("weights", "experts", "names", "extra") for place in nodes(content[key])]
+        for _ in range(rng.randrange(1, 3)):
+            owner, key = rng.choice(places)
+            values = (
+                None,
+                0,
+                -1,
+                1,
+                2,
+                1 << 39,
+                1.5,
+                True,
+                "",
+                "x",
+                "words",
+                "bytes",
+                "float32",
+                "int32",
+                [],
+                [1, 1 << 30],
+                {},
+            )
+            owner[key] = rng.choice(values)
+        (folder / NAME).write_text(json.dumps(content))
+        try:
+            convert(folder, folder.parent / "again", KIND, overwrite=True)
+        except OctavoError as error:
+            ended += 1
+            assert NAME in str(error) or "experts" in str(error) or "tensor" in str(error), (number, error)
+    return ended
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(1000, marks=pytest.mark.slow)])
+def test_damaged_values_of_the_former_folder_are_refused_or_count_for_nothing(tmp_path, count):
+    mixture(tmp_path / "ct", ("words", weights(4)))
+    Conversion.of(open_folder(tmp_path / "ct"), packed=True).write(tmp_path / "own")
+    assert count // 5 < attack_former(tmp_path / "own", count, count)
+    folder_of(llama(layers=1), tmp_path / "ct2", lambda name: EVERY.get(name.rpartition(".")[2]))
+    Conversion.of(open_folder(tmp_path / "ct2"), packed=True).write(tmp_path / "own2")
+    assert count // 5 < attack_former(tmp_path / "own2", count, count) < count
+
+
 PRESETS = (
     "W4A16", "W4A16_ASYM", "W8A16", "W3A16", "W8A8", "FP8", "FP8_DYNAMIC", "FP8_BLOCK", "NVFP4A16", "MXFP4A16",
     "MXFP8A16", "MXFP6A16",

@@ -160,7 +160,7 @@ def _again(packed: PackedTensor, dtype: torch.dtype, former: Former) -> StoredPa
             stored, makers=shaped, format=former.format, scheme=former.scheme, dense=former.dense, form=former.form
         )
         carried = again.weight(former.layer, "").carry(packed.dtype)
-    except (NoFormatError, RuntimeError, ValueError, TypeError):  # another format, other sizes
+    except (NoFormatError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError):  # another format or size
         return None
     return again if isinstance(carried, PackedTensor) and carried == packed.to_dense() else None
 

@@ -21,6 +21,7 @@ from octavo.errors import FormatError
 from octavo.interchange import compressed_tensors_layout as layouts
 from octavo.interchange.compressed_tensors_config import METHOD
 from octavo.interchange.compressed_tensors_former import NAME, FormerFolder
+from octavo.interchange.compressed_tensors_joined import FUSED, encoded_together
 from octavo.interchange.compressed_tensors_layout import GLOBAL, PACKED, SCALE, WEIGHT
 from octavo.interchange.compressed_tensors_pack import NoFormatError, StoredParts, check_format, parts_of
 from octavo.interchange.conversion_report import ConversionReport, WrittenTensor
@@ -32,10 +33,8 @@ from octavo.model_folder.infer_structure import skeleton
 from octavo.model_folder.merged_tensors import MergedTensor
 from octavo.model_folder.model_card import remove_card
 from octavo.model_folder.model_config import CONFIG
-from octavo.model_folder.pack_folder import OpenFolder
 from octavo.model_folder.quantization_entry import ENTRY
 from octavo.model_folder.weight_files import PLAIN_NAME, Checkpoint, replaced
-from octavo.ops.codec import encode
 from octavo.storage import files, folders
 from octavo.storage.reading import read_json
 from octavo.tensors import container
@@ -54,7 +53,6 @@ _SCALE_DTYPES = {
     layouts.MXFP4: "torch.uint8", layouts.MXFP6: "torch.uint8", layouts.MXFP8: "torch.uint8",
     layouts.NVFP4: "torch.float8_e4m3fn",
 }  # fmt: skip
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _TABLE = "tables stay floats: few readers take packed ones"
 _MOST_LISTED = 8
 
@@ -82,54 +80,11 @@ def write_compressed_tensors(
         return _copy(source, target)
     check = partial(_check_plan, decode)
     with model_source(source, recipe=recipe, check=check, bar=bar, rewritten_with=NAME) as model:
-        together = {} if recipe is None or reader_of(source) is not None else _encoded_together(model, source)
+        together = {} if recipe is None or reader_of(source) is not None else encoded_together(model, source)
         if together:
             sentence = f"{len(together)} weights of nvfp4 share a factor with those that vLLM joins them with"
             model = replace(model, tensors={**model.tensors, **together}, notes=[*model.notes, sentence])
         return _write(model, target, decode, bar)
-
-
-def _encoded_together(model: ModelSource, path: Path) -> dict[str, PackedTensor]:
-    """Return the weights of ``nvfp4`` that vLLM joins, encoded with one factor; those that a solver made stay.
-
-    ``path``: the folder of float weights that a recipe has packed.
-    """
-    together: dict[str, PackedTensor] = {}
-    groups = [
-        group for group in _joined_groups(model.tensors) if len({_level(model.tensors[one]) for one in group}) > 1
-    ]
-    opened = OpenFolder.open(Checkpoint.open(path)) if groups else None
-    for group in groups:
-        assert opened is not None  # there are groups
-        values = {name: opened.found.value(name) for name in group}
-        packed = {name: tensor for name in group if isinstance(tensor := model.tensors[name], PackedTensor)}
-        rules = {tensor.scale for tensor in packed.values()}
-        if len(rules) > 1 or any(encode(values[name], "nvfp4", scale=one.scale) != one for name, one in packed.items()):
-            continue
-        joined = encode(torch.cat(list(values.values())), "nvfp4", scale=rules.pop())
-        first = 0
-        for name, value in values.items():
-            together[name] = joined[first : first + len(value)]
-            first += len(value)
-    return together
-
-
-def _joined_groups(tensors: Mapping[str, Placed]) -> list[list[str]]:
-    """Return names of weights of ``nvfp4`` that vLLM joins."""
-    names = {
-        name.removesuffix(".weight")
-        for name, tensor in tensors.items()
-        if isinstance(tensor, PackedTensor) and str(tensor.format) == "nvfp4"
-    }
-    parents = sorted({name.rpartition(".")[0] for name in names})
-    groups = [
-        [f"{parent}.{part}" for part in parts if f"{parent}.{part}" in names] for parent in parents for parts in _FUSED
-    ]
-    return [[f"{name}.weight" for name in group] for group in groups if len(group) > 1]
-
-
-def _level(tensor: Placed) -> float:
-    return float(tensor.levels) if isinstance(tensor, PackedTensor) else 0.0
 
 
 # --- such a folder again ----------------------------------------------------------------------------------------------
@@ -295,10 +250,10 @@ def _experts(former: FormerFolder | None, name: str, tensor: Placed, dtype: torc
         raise NoFormatError("a layer of an expert, which transformers has in a tensor of all experts")
     first = 0
     for was in parts:
-        codes = was.parts.get(PACKED, was.parts.get(WEIGHT, ("", (0,))))[1]
-        rows = tensor[first : first + codes[0]]
+        _, shape = was.parts.get(PACKED, was.parts.get(WEIGHT, ("", ())))
+        rows = tensor[first : first + (shape[0] if shape else 0)]
         yield _packed(f"{was.layer}.weight", name, rows, parts_of(rows, dtype, was), was.layer)
-        first += codes[0]
+        first += len(rows)
     if first != len(tensor):
         raise NoFormatError(f"{len(tensor)} rows, where the folder that it was read from had {first}")
 
@@ -429,7 +384,7 @@ def _fused_notes(planned: Sequence[_Planned]) -> list[str]:
     different = sum(
         len({divisors[layer] for part in parts if (layer := f"{parent}.{part}") in divisors}) > 1
         for parent in parents
-        for parts in _FUSED
+        for parts in FUSED
     )
     if not different:
         return []
