@@ -8,6 +8,10 @@ and the settings in :mod:`~octavo.interchange.gguf_config`;
 :mod:`~octavo.interchange.ggml_types` lists the types, :mod:`~octavo.interchange.ggml_decode` decodes them, and
 :mod:`~octavo.interchange.ggml_carry` carries them into formats of ours.
 
+Folders of transformers that a package has packed are models by :mod:`~octavo.interchange.quantized_folder`. Of most
+packages :mod:`~octavo.interchange.stored_weights` describes the weights, :mod:`~octavo.interchange.packing_settings`
+finds the settings, and :mod:`~octavo.interchange.layer_packing` opens the folders; each package has a file.
+
 :mod:`~octavo.interchange.convert` has the table of kinds that are written.
 :mod:`~octavo.interchange.model_source` gives their writers a model, and
 :mod:`~octavo.interchange.conversion_report` is what they return. Of GGUF, :mod:`~octavo.interchange.gguf_plan`

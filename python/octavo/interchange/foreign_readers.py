@@ -6,17 +6,18 @@ A new kind is one file that makes a :class:`~octavo.interchange.foreign_model.Fo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.model_folder.quantization_entry import packing_entry
+from octavo.interchange.packing_settings import packing_method
 from octavo.storage import file_kinds
 
 if TYPE_CHECKING:
     from torch import nn
 
     from octavo.interchange.foreign_model import ForeignModel
+    from octavo.interchange.stored_weights import FindWeights, LayerWeight
     from octavo.tensors.tensor_entry import TensorEntry
 
 Path = str | os.PathLike[str]
@@ -27,13 +28,15 @@ class Reader:
     """A kind of files.
 
     ``kind``: what such a file is, for messages. ``takes``: whether a path is one. ``open``: its model, tensors unread;
-    raises ContainerError for a damaged one. ``contents``: table of contents and metadata, without torch.
+    raises ContainerError for a damaged one. ``contents``: table of contents and metadata, without torch. ``weights``:
+    the packed weights by name, without a model; None where a kind gives them in a model alone.
     """
 
     kind: str
     takes: Callable[[Path], bool]
     open: Callable[[Path], ForeignModel]
     contents: Callable[[Path], tuple[list[TensorEntry], dict[str, str]]]
+    weights: Callable[[Path], Mapping[str, LayerWeight]] | None = None
 
     def load(self, path: Path, *, mmap: bool) -> nn.Module:
         """Return the model of a file; warn of tensors that were decoded.
@@ -87,9 +90,42 @@ def is_packed_by(method: str) -> Callable[[Path], bool]:
     """Return whether a path is a folder that the package named ``method`` has packed."""
 
     def takes(path: Path) -> bool:
-        return os.path.isdir(path) and packing_entry(path).get("quant_method") == method
+        return packing_method(path) == method
 
     return takes
+
+
+def _packed_folder(kind: str, method: str, find: Callable[[], FindWeights]) -> Reader:
+    """Return the reader of folders of a package. ``find``: loads what finds their weights."""
+
+    def open_model(path: Path) -> ForeignModel:
+        from pathlib import Path
+
+        from octavo.interchange.layer_packing import open_folder
+
+        return open_folder(Path(path), find())
+
+    def contents(path: Path) -> tuple[list[TensorEntry], dict[str, str]]:
+        from pathlib import Path
+
+        from octavo.interchange.layer_packing import contents_of
+
+        return contents_of(Path(path), find())
+
+    def weights(path: Path) -> Mapping[str, LayerWeight]:
+        from pathlib import Path
+
+        from octavo.interchange.layer_packing import packing_of
+
+        return packing_of(Path(path), find()).weights
+
+    return Reader(kind, is_packed_by(method), open_model, contents, weights)
+
+
+def _gptq() -> FindWeights:
+    from octavo.interchange.gptq_folder import weights_of
+
+    return weights_of
 
 
 READERS = (
@@ -100,5 +136,6 @@ READERS = (
         _open_compressed_tensors,
         _compressed_tensors_contents,
     ),
+    _packed_folder("a folder of GPTQ", "gptq", _gptq),
 )
 """All kinds, each with what it is called, found by, read by and listed by."""

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from octavo.errors import ContainerError
 from octavo.interchange.foreign_model import TensorOrigin
+from octavo.interchange.packing_settings import BESIDE, packing_settings
 from octavo.model_folder.companion_files import belonging, copy_companions
 from octavo.model_folder.infer_structure import fitting
 from octavo.model_folder.merged_tensors import MergedTensor
 from octavo.model_folder.model_config import CONFIG
-from octavo.model_folder.quantization_entry import ENTRY, packing_entry
+from octavo.model_folder.quantization_entry import ENTRY
 from octavo.model_folder.tensor_names import Places
 from octavo.model_folder.weight_files import Checkpoint
 from octavo.nn.replace_modules import replace_modules
@@ -94,7 +95,7 @@ class Packing(Protocol):
 _JOINED = "the model joins it with others to one tensor, which no packed layer multiplies"
 
 ReadPacking = Callable[[Mapping[str, Tensor], Mapping[str, Any], str], Packing]
-"""Makes the packing of the tensors of a folder, ``quantization_config``, and the file for errors."""
+"""Makes the packing of the tensors of a folder, the settings of the packing, and the file that has them."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,7 @@ class QuantizedFolder:
         """
         source = Checkpoint.open(path)
         tensors = {name: tensor for name, tensor in source.tensors().items() if isinstance(tensor, Tensor)}
-        label = str(path / CONFIG)
-        packing = read(tensors, packing_entry(path), label)
+        packing = read(tensors, *packing_settings(path))
         taken = set(packing.taken)
         plain = {name: tensor for name, tensor in tensors.items() if name not in taken}
         twice = plain.keys() & packing.weights.keys()
@@ -228,6 +228,8 @@ class QuantizedFolder:
     def write_companions(self, folder: Path) -> None:
         """Copy configuration, tokenizer and other files; the packing is left out of the configuration."""
         copy_companions(self.path, folder)
+        for name in BESIDE:
+            (folder / name).unlink(missing_ok=True)
         files.write(folder / CONFIG, json.dumps(self.config, indent=2) + "\n")
         for name, text in self.packing.files(self._model_names, self._joined_names).items():
             files.write(folder / name, text)

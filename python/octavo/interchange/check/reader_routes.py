@@ -6,11 +6,13 @@ quantizers; octavo: what :mod:`octavo.interchange` reads.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, ContainerError
 from octavo.interchange.check.stated_settings import Settings
 from octavo.interchange.check.stored_layers import (
     AWQ,
@@ -32,7 +34,7 @@ from octavo.interchange.check.stored_layers import (
     Layer,
     Model,
 )
-from octavo.interchange.foreign_readers import reader_of
+from octavo.interchange.foreign_readers import Reader, reader_of
 
 READERS = ("vllm", "llama.cpp", "transformers", "octavo")
 Verdict = Literal["takes", "decodes", "with conditions", "wrong values", "refuses"]
@@ -67,10 +69,7 @@ def routes(model: Model, settings: Settings, reader: str) -> list[Route]:
         raise ConfigError(f"reader {reader!r}; accepted are {', '.join(READERS)}")
     judge = _JUDGES[reader]
     if reader == "octavo" and (own := reader_of(model.source.path)) is not None and model.source.gguf is None:
-        kind_of_path = own.kind
-
-        def judge(layer: Layer, settings: Settings) -> tuple[Verdict, str]:
-            return "takes", f"read as {kind_of_path}; weights that a format holds stay packed"
+        judge = _judge_of(own, model.source.path)
 
     counts: dict[tuple[str, Verdict, str], list[str]] = {}
     verdict: Verdict
@@ -190,6 +189,37 @@ def _octavo(layer: Layer, settings: Settings) -> tuple[Verdict, str]:
             return "takes", f"stays packed as {CARRIERS[kind].format}"
         return ("decodes", "to float32") if kind in DECODERS else ("refuses", "no definition of its blocks")
     return "refuses", "no reader of such folders"
+
+
+def _judge_of(own: Reader, path: Path) -> Callable[[Layer, Settings], tuple[Verdict, str]]:
+    """Return what tells how a reader of ours treats the layers of a folder: it carries each, and says into what."""
+    kind = own.kind
+    if own.weights is None:
+        return lambda layer, settings: ("takes", f"read as {kind}; weights that a format holds stay packed")
+    try:
+        weights = own.weights(path)
+    except ContainerError as error:
+        problem = str(error)
+        return lambda layer, settings: ("refuses", problem)
+
+    def judge(layer: Layer, settings: Settings) -> tuple[Verdict, str]:
+        import torch
+
+        weight = weights.get(f"{layer.module}.weight", weights.get(layer.name))
+        if weight is None:
+            return "refuses", f"no weight of {kind}"
+        try:
+            carried = weight.carry(torch.float32)
+        except ContainerError as error:
+            return "refuses", str(error)
+        if isinstance(carried, str):
+            return "decodes", _PLACE.sub("", carried)
+        return "takes", f"stays packed as {carried.format}"
+
+    return judge
+
+
+_PLACE = re.compile(r"^(row|group|block) \d+(, group \d+)?: ")
 
 
 _JUDGES: dict[str, Callable[[Layer, Settings], tuple[Verdict, str]]] = {
