@@ -62,6 +62,7 @@ TYPED = {
 """Messages whose advice is typed below, by the name of the file, a part of each."""
 ELSEWHERE = {
     "weight_files.py": ["give the folder of the model"],
+    "fit.py": ["holds blocks of GGUF files"],  # tests/interchange/test_ggml_carry.py
     "subject_catalogue.py": ["give --model", "give --length", "give --data FOLDER with"],  # needs a trained run
     "readers.py": ["give --corpus"],
     "kinds.py": ["give --model"],  # needs a trained run: tests/cli/lab/test_study_of_a_folder.py

@@ -433,7 +433,7 @@ def sample(seed=0, shape=(3, 37)):
 
 def test_examples_cover_every_family():
     assert len(set(EXAMPLES)) == len(EXAMPLES) >= 90
-    assert {parse(text).family for text in EXAMPLES} == {*oracle.PATTERNS, "ufixed", "uint"}
+    assert {parse(text).family for text in EXAMPLES} == {*oracle.PATTERNS, "ufixed", "uint", "fullrange", "affine"}
 
 
 def exact_choices(spec, encoded, group):
@@ -444,9 +444,18 @@ def exact_choices(spec, encoded, group):
     else:
         scale = Fraction(oracle.scale_values(spec, encoded.scales, encoded.levels).ravel()[group])
         zero = Fraction(0) if encoded.zeros is None else Fraction(int(encoded.zeros.ravel()[group]))
+        offset = (
+            Fraction(
+                np.broadcast_to(oracle.offset_values(spec, encoded.scales), encoded.scales.shape[:2]).ravel()[group]
+            )
+            if spec.family == "affine"
+            else 0
+        )
         codes, unscaled = oracle.grid(spec.text)
         listed = sorted(zip(codes.tolist(), unscaled.tolist(), strict=True), reverse=True)
-        values = {(Fraction(value) - zero) * scale: code for code, value in listed}  # of equal values the smallest code
+        values = {
+            (Fraction(value) - zero) * scale + offset: code for code, value in listed
+        }  # of equal values the smallest code
     ascending = sorted(values)
     return ascending, [values[value] for value in ascending]
 

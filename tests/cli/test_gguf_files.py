@@ -10,7 +10,7 @@ from helpers.models import transformer
 from octavo.interchange.gguf_model import load_gguf_model
 
 pytest.importorskip("transformers")
-OFFSET = "6 of 20 tensors are decoded to float32: 6 of Q4_1: its blocks have an offset, which no format has"
+BOOK = "6 of 20 tensors are decoded to float32: 6 of IQ4_NL: no format has its code book"
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def file(tmp_path_factory):
         max_position_embeddings=32, tie_word_embeddings=True,
     )  # fmt: skip
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    path.write_bytes(file_of(model, "llama", lambda name: "Q4_1" if "ffn" in name else "Q8_0", keys))
+    path.write_bytes(file_of(model, "llama", lambda name: "IQ4_NL" if "ffn" in name else "Q8_0", keys))
     return path
 
 
@@ -45,7 +45,7 @@ def text(tmp_path_factory):
 
 def test_inspect_lists_the_types_of_a_file(octavo, file):
     listed = json.loads(octavo("inspect", file, "--json").stdout)
-    assert [one["format"] for one in listed["tensors"]].count("Q4_1") == 6
+    assert [one["format"] for one in listed["tensors"]].count("IQ4_NL") == 6
     assert listed["metadata"]["general.architecture"] == "llama" and listed["file_bytes"] == file.stat().st_size
     shown = octavo("inspect", file).stdout
     assert "20 tensors, 15 packed" in shown and "Q8_0" in shown and "tiny.gguf" in shown
@@ -63,12 +63,12 @@ def test_pack_without_a_recipe_keeps_the_blocks(octavo, file, tmp_path):
     packed = json.loads(result.stdout)
     formats = {one["name"]: one["format"] for one in packed["tensors"]}
     assert formats["model.layers.0.self_attn.q_proj.weight"] == "int8:g32"
-    assert formats["model.layers.0.mlp.up_proj.weight"] is None and packed["notes"] == [OFFSET]
+    assert formats["model.layers.0.mlp.up_proj.weight"] is None and packed["notes"] == [BOOK]
     assert packed["path"] == str(file) and packed["bytes_before"] == file.stat().st_size
     mine, theirs = package.load_model(tmp_path / "out").state_dict(), load_gguf_model(file)[0].state_dict()
     assert mine.keys() == theirs.keys() and all(mine[name].equal(theirs[name]) for name in mine)
     dry = octavo("pack", file, "-o", tmp_path / "dry", "--dry-run").stdout
-    assert OFFSET in " ".join(dry.split()) and not (tmp_path / "dry").exists()
+    assert BOOK in " ".join(dry.split()) and not (tmp_path / "dry").exists()
     assert "give --force" in octavo("pack", file, "-o", tmp_path / "out", code=2).output
     octavo("pack", file, "-o", tmp_path / "out", "--force")
     assert "--sparse needs a --recipe" in octavo("pack", file, "-o", tmp_path / "new", "--sparse", code=2).output
@@ -94,7 +94,7 @@ def test_eval_measures_the_model_of_a_file(octavo, file, text, tmp_path):
     options = ("--data", text, "--context", "16", "--tokens", "400", "--guard-calls", "2", "--json")
     result = octavo("eval", file, *options)
     found = json.loads(result.stdout)
-    assert found["model"] == str(file) and OFFSET in " ".join(result.stderr.split())
+    assert found["model"] == str(file) and BOOK in " ".join(result.stderr.split())
     octavo("pack", file, "-o", tmp_path / "out")
     assert json.loads(octavo("eval", tmp_path / "out", *options).stdout)["value"] == found["value"]
 

@@ -4,7 +4,8 @@ import numpy as np
 
 from helpers.gguf_files import gguf
 
-TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q4_1": 3, "BF16": 30}
+TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q4_1": 3, "IQ4_NL": 20, "BF16": 30}
+BOOK = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)  # of IQ4_NL
 BLOCK = {
     "llama": {
         "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -49,6 +50,10 @@ def _coded(x, kind):
     if kind == "Q4_0":
         d = (np.take_along_axis(x, np.abs(x).argmax(1)[:, None], 1) / -8).astype(np.float16)
         codes = np.clip(np.round(_ratio(x, d)) + 8, 0, 15).astype(np.uint8)
+        head = [d.view(np.uint8)]
+    elif kind == "IQ4_NL":
+        d = (np.abs(x).max(1, keepdims=True) / 127).astype(np.float16)
+        codes = np.abs(_ratio(x, d)[..., None] - BOOK).argmin(-1).astype(np.uint8)
         head = [d.view(np.uint8)]
     else:
         low = x.min(1, keepdims=True).astype(np.float16)

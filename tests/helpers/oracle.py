@@ -49,7 +49,7 @@ class Spec:
     scope: str = "none"  # who shares a scale: "none", "tensor", "channel" or "block"
     block: int = 0
     scale: str = "none"  # how a scale is stored: "none", "F", "float32", "float16", "e8m0" or "e4m3"
-    levels: int = 1  # N of binaryN
+    levels: int = 1  # N of binaryN; 2, scale and offset, of uintW:gN,offset
     mse: bool = False  # fixedW:mse
 
 
@@ -119,6 +119,10 @@ def parse(text: str) -> Spec:
         fields |= {"scope": scope, "scale": "float32"}
         if group:
             fields |= {"scope": "block", "block": int(group[1:]), "scale": "float16"}
+        if group and family == "int" and take("full"):
+            fields["family"] = "fullrange"
+        if group and family == "uint" and take("offset"):
+            fields |= {"family": "affine", "levels": 2}
     elif family == "minifloat":
         exponent, mantissa = numbers["exponent"], numbers["mantissa"]
         default = 2 ** (exponent - 1) - 1
@@ -190,9 +194,9 @@ def code_values(spec: Spec, codes: np.ndarray) -> np.ndarray:
     family, width = spec.family, spec.width
     if family == "nf":
         return np.array(CODE_BOOK[width], np.float32).astype(float)[codes]
-    if family in ("ufixed", "uint"):
+    if family in ("ufixed", "uint", "affine"):
         return codes * _fixed_step(spec)
-    if family in ("fixed", "int", "ternary", "mxint"):  # two's complement
+    if family in ("fixed", "int", "fullrange", "ternary", "mxint"):  # two's complement
         return np.where(codes >> (width - 1), codes - 2**width, codes) * _fixed_step(spec)
 
     sign = np.where(codes >> (width - 1) & 1, -1.0, 1.0)
@@ -396,7 +400,30 @@ def scale_values(spec: Spec, scales: np.ndarray | None, levels: np.ndarray | Non
         with np.errstate(over="ignore"):
             product = code_values(parse("e4m3"), scales).astype(np.float32) * np.float32(levels[0])
         return np.clip(product, -F32_MAX, F32_MAX).astype(float)
-    return scales.astype(float)
+    return (scales[..., 0] if spec.family == "affine" else scales).astype(float)
+
+
+def offset_values(spec: Spec, scales: np.ndarray | None) -> np.ndarray:
+    """Stored offsets as float64; 0 where the format has none, and for -0."""
+    return scales[..., 1].astype(float) + 0.0 if spec.family == "affine" else np.zeros(1)
+
+
+def _choose_fullrange(spec: Spec, groups: np.ndarray) -> np.ndarray:
+    """The value of largest magnitude over the lowest code; of two the negative one."""
+    finite = np.nan_to_num(groups.astype(np.float32), nan=0.0)
+    low, high = finite.min(-1, initial=0.0), finite.max(-1, initial=0.0)
+    extreme = np.where(-low >= high, low, high).astype(np.float32)
+    magnitude = _stored_scale(np.abs(extreme / np.float32(2 ** (spec.width - 1))), spec.scale, extreme != 0)
+    return np.where(extreme > 0, -magnitude, magnitude)
+
+
+def _choose_affine(spec: Spec, groups: np.ndarray) -> np.ndarray:
+    """Scale and offset: the smallest value, and the rest of the range over the largest code."""
+    finite = np.nan_to_num(groups.astype(float), nan=0.0)
+    low, high = finite.min(-1, initial=0.0), finite.max(-1, initial=0.0)
+    offset = to_float16(to_float32(low)) + np.float16(0)
+    scale = (high - offset.astype(float)) / (2**spec.width - 1)
+    return np.stack([_stored_scale(to_float32(scale), spec.scale, high > low), offset], -1)
 
 
 def _stored_scale(scale: np.ndarray, kind: str, nonzero: np.ndarray) -> np.ndarray:
@@ -556,6 +583,10 @@ def choose_scales(spec: Spec, groups: np.ndarray, rule: str, levels: np.ndarray 
         return _choose_uint(spec, groups)
     if spec.family == "int":
         return _choose_int(spec, groups), None
+    if spec.family == "fullrange":
+        return _choose_fullrange(spec, groups), None
+    if spec.family == "affine":
+        return _choose_affine(spec, groups), None
     if spec.family == "binary":
         return _choose_binary(spec, groups), None
     if spec.family == "ternary":
@@ -603,6 +634,23 @@ def _element_codes(spec: Spec, groups: np.ndarray, scale: np.ndarray, zeros: np.
     )
     steps = np.clip(np.rint(quotient / _fixed_step(spec)), low, high).astype(np.int64)
     return steps & (2**spec.width - 1)
+
+
+def _affine_codes(spec: Spec, groups: np.ndarray, scale: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """Codes of the nearest exact ``code * scale + offset``, ties to the even code, 0 where the scale is 0. NaN counts as 0."""
+    listed = table(spec)
+    sign = np.where(scale < 0, -1.0, 1.0)[..., None]
+    x = sign * np.nan_to_num(groups.astype(float), nan=0.0)
+    away = -sign * offset[..., None]
+    # The exact distance to the offset as a float64 and its rounding error (two-sum).
+    far = x + away
+    part = far - x
+    error = (x - (far - part)) + (away - part)
+    position = np.zeros(groups.shape, int)
+    for midpoint, tie_goes_up in zip(listed.midpoints, listed.tie_goes_up, strict=True):
+        threshold = midpoint * np.abs(scale)[..., None]
+        position += (far > threshold) | ((far == threshold) & ((error > 0) | ((error == 0) & tie_goes_up)))
+    return np.where(scale[..., None] == 0, 0, listed.codes[position])
 
 
 def signed_sums(levels: np.ndarray) -> np.ndarray:
@@ -708,6 +756,9 @@ def encode(
             raise ValueError(f"'{text}': scales have shape {scales.shape}; expected is {expected}")
     if spec.family == "binary":
         codes = _binary_codes(groups, _binary_levels(spec, scales))
+    elif spec.family in ("fullrange", "affine"):
+        scale = scale_values(spec, scales, levels)
+        codes = _affine_codes(spec, groups, scale, np.broadcast_to(offset_values(spec, scales), scale.shape))
     else:
         codes = _element_codes(spec, groups, scale_values(spec, scales, levels), zeros)
     if nonfinite == "nan" and spec.scale == "e8m0":
@@ -736,6 +787,8 @@ def decode(encoded: Encoded, text: str) -> np.ndarray:
         else:
             values = code_values(spec, groups)
         values = values * scale_values(spec, encoded.scales, encoded.levels)[..., None]
+        if spec.family in ("fullrange", "affine"):
+            values = values + offset_values(spec, encoded.scales)[..., None]  # a zero has no sign
     values = to_dtype(_join(values, layout, spec).reshape(encoded.codes.shape), encoded.dtype)
     return np.moveaxis(values, -1, encoded.axis) if values.ndim else values
 
@@ -759,7 +812,7 @@ def in_range(x: np.ndarray, text: str, **options) -> np.ndarray:
     chosen = options.get("scales") is None
     if spec.family == "binary":
         inside = ~np.isnan(moved) if spec.scale != "none" else np.abs(moved) <= 1
-    elif chosen and (spec.family in ("int", "uint", "nf") or options.get("rule") == "ceil"):
+    elif chosen and (spec.family in ("int", "uint", "affine", "nf") or options.get("rule") == "ceil"):
         inside = ~np.isnan(moved)
     else:
         groups = _split(moved.reshape(layout), spec).astype(float)
@@ -767,7 +820,9 @@ def in_range(x: np.ndarray, text: str, **options) -> np.ndarray:
         lowest, highest = _bounds(spec)
         if encoded.zeros is not None:
             lowest, highest = lowest - encoded.zeros, highest - encoded.zeros
-        low, high = np.broadcast_to(lowest * scale, scale.shape), np.broadcast_to(highest * scale, scale.shape)
+        offset = offset_values(spec, encoded.scales)
+        ends = [np.broadcast_to(end * scale + offset, scale.shape) for end in (lowest, highest)]
+        low, high = np.minimum(*ends), np.maximum(*ends)
         inside = (low[..., None] <= groups) & (groups <= high[..., None])
         inside = _join(inside, layout, spec).reshape(moved.shape)
     return np.moveaxis(inside, -1, encoded.axis) if inside.ndim else inside
@@ -823,6 +878,8 @@ _EXAMPLE_LINES = (
     "fixed8 fixed8:channel fixed8:mse fixed8:channel,mse fixed4 fixed16 fixed32:channel",
     "ufixed8 ufixed5:channel ufixed8:mse",
     "int8 int4 int2 int3:channel int8:channel int16 int2:g3 int4:g32 int5:g7 int8:g128 int16:g32",
+    "int4:g32,full int5:g7,full int2:g64,full int8:g32,full int3:g3,full",
+    "uint4:g32,offset uint5:g32,offset uint2:g5,offset uint8:g64,offset",
     "uint8 uint4 uint2 uint8:channel uint3:channel uint4:g32 uint7:g5 uint16:g64 uint16",
     "e4m3 e5m2 e4m3:finite e5m2:finite e3m2 e2m3 e2m1 e1m3 e1m0 e3m0 e8m0",
     "e4m3b11 e5m2b16 e2m1b-3 e3m4 e1m10 e5m10 e8m7 e8m10",

@@ -1,9 +1,10 @@
 """ggml's blocks are carried into formats of ours with equal values; what has no equal is told, by row and block."""
 
 import numpy as np
+import octavo
 import pytest
 import torch
-from octavo import PackedTensor, load, save
+from octavo import FormatError, PackedTensor, load, save
 from octavo.interchange.ggml_carry import CARRIERS, NOT_HELD, PLAIN, carry
 from octavo.interchange.ggml_decode import DECODERS, decode
 from octavo.interchange.ggml_types import TYPES
@@ -11,8 +12,11 @@ from octavo.nn import PackedLinear
 
 KINDS = {kind.name: kind for kind in TYPES.values()}
 ROWS, BLOCKS = 64, 24
-SCALE_AT = {"Q8_0": 0, "Q4_0": 0, "Q5_0": 0, "Q2_0": 0, "TQ1_0": 52, "TQ2_0": 64}
-SIGNED = ("Q4_0", "Q5_0", "Q2_0")
+SCALES_AT = {
+    "Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q2_0": [0], "TQ1_0": [52], "TQ2_0": [64],
+    "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+}  # fmt: skip
+SIGNED = {*SCALES_AT} - {"Q8_0", "TQ1_0", "TQ2_0"}
 ULP = 2.0**-23
 
 
@@ -20,8 +24,7 @@ def random_data(name, seed=0, rows=ROWS, blocks=BLOCKS):
     """Random bytes, without the scales and codes that have no equal."""
     kind, rng = KINDS[name], np.random.default_rng(seed)
     data = torch.from_numpy(rng.integers(0, 256, (rows, blocks, kind.nbytes), np.uint8))
-    if name in SCALE_AT:
-        at = SCALE_AT[name]
+    for at in SCALES_AT.get(name, []):
         scales = torch.from_numpy(rng.integers(0, 0x7C00, (rows, blocks), np.uint16).view(np.int16))
         if name in SIGNED:
             scales |= torch.from_numpy(rng.integers(0, 2, (rows, blocks), np.int16) << 15)
@@ -45,10 +48,25 @@ def test_values_are_those_of_the_blocks(name, tmp_path):
     data = random_data(name)
     packed = carry(data, KINDS[name], shape_of(name, data))
     assert isinstance(packed, PackedTensor), packed
-    assert str(packed.format) == CARRIERS[name].format and packed.shape == shape_of(name, data)
+    assert str(packed.format) == CARRIERS[name][0].format and packed.shape == shape_of(name, data)
     assert torch.equal(packed.decode(), decode(data, KINDS[name]))  # zeros of either sign are equal
     save({"x": packed}, tmp_path / "x.safetensors")
     assert load(tmp_path / "x.safetensors")["x"] == packed
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "content", "text"),
+    [
+        ("Q8_0", 0, [0, 0xBC], "int8:g32,full"),
+        ("TQ1_0", 52, [0, 0xBC], "int2:g256,full"),
+        ("TQ2_0", 64, [0, 0xBC], "int2:g256,full"),
+        ("TQ2_0", 5, [0x30], "int2:g256,full"),
+    ],
+)  # fmt: skip
+def test_a_negative_scale_and_code_3_take_the_format_that_has_them(name, at, content, text):
+    data = put(name, at, content)
+    packed = carry(data, KINDS[name], shape_of(name, data))
+    assert str(packed.format) == text and torch.equal(packed.decode(), decode(data, KINDS[name]))
 
 
 @pytest.mark.parametrize("name", CARRIERS)
@@ -72,16 +90,23 @@ def test_more_rows_than_a_chunk_are_carried(name):
 def test_a_packed_layer_multiplies_the_carried_codes(name):
     """Its product is that of the decoded weight, up to the order of sums."""
     data = random_data(name, blocks=1 if KINDS[name].elements == 256 else 4)
-    if name in SCALE_AT:  # scales near one
-        data.view(ROWS, -1, KINDS[name].nbytes)[..., SCALE_AT[name] + 1] &= 0x83
-        data.view(ROWS, -1, KINDS[name].nbytes)[..., SCALE_AT[name] + 1] |= 0x38
-    elif name == "MXFP4":
+    for at in SCALES_AT.get(name, []):  # near one
+        data.view(ROWS, -1, KINDS[name].nbytes)[..., at + 1] &= 0x83
+        data.view(ROWS, -1, KINDS[name].nbytes)[..., at + 1] |= 0x38
+    if name == "MXFP4":
         data.view(ROWS, -1, 17)[..., 0] = 120 + data.view(ROWS, -1, 17)[..., 0] % 8
     packed = carry(data, KINDS[name], shape_of(name, data))
     x = torch.randn(3, packed.shape[1], generator=torch.Generator().manual_seed(0))
     dense = packed.decode().double()
     error = (PackedLinear(packed)(x).double() - x.double() @ dense.T).abs()
-    assert (error <= packed.shape[1] * ULP * (x.double().abs() @ dense.abs().T)).all()
+    sizes = dense.abs()
+    if packed.format.core.has_offsets:  # codes of 0 stand for the offset
+        zero = PackedTensor(
+            packed.format, torch.zeros_like(packed.codes), *packed.parts[1:], shape=packed.shape, dtype=packed.dtype
+        )
+        offsets = zero.decode().double()
+        sizes = (dense - offsets).abs() + offsets.abs()
+    assert (error <= packed.shape[1] * ULP * (x.double().abs() @ sizes.T)).all()
 
 
 def test_a_factor_of_a_tensor_is_its_level():
@@ -102,10 +127,8 @@ def put(name, at, content, row=2, block=1):
 @pytest.mark.parametrize(
     ("name", "at", "content", "told"),
     [
-        *((name, at, [0, 0x7C], "scale inf") for name, at in SCALE_AT.items()),
-        *((name, at, [1, 0x7E], "scale nan") for name, at in SCALE_AT.items()),
-        *((name, at, [0, 0xBC], "scale -1.0 has a sign") for name, at in SCALE_AT.items() if name not in SIGNED),
-        ("TQ2_0", 5, [0x30], "code 3, which is 2 times the scale"),
+        *((name, at, [0, 0x7C], "scale inf") for name, places in SCALES_AT.items() for at in places),
+        *((name, at, [1, 0x7E], "scale nan") for name, places in SCALES_AT.items() for at in places),
         ("MXFP4", 0, [253], "scale code 253; up to 252 both mean the same"),
         ("MXFP4", 0, [255], "scale code 255"),
         ("NVFP4", 2, [0x7F], "up to 126 both mean the same"),
@@ -131,8 +154,20 @@ def test_every_type_is_plain_carried_or_told_why_not():
         assert carry(torch.zeros(1, KINDS[name].nbytes, dtype=torch.uint8), KINDS[name], (1, 1)) == reason
 
 
+@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+def test_nothing_is_encoded_in_a_k_quant(name):
+    text = name.lower()
+    instead = octavo.Format(text).core.instead
+    with pytest.raises(FormatError, match=f"'{text}' holds blocks of GGUF files .* Use '{instead}' instead"):
+        octavo.quantize(torch.zeros(2, 256), text)
+    with pytest.raises(FormatError, match=f"nothing is quantized to it: take '{instead}'"):
+        octavo.quantize_model(torch.nn.Sequential(torch.nn.Linear(256, 4)), text)
+    octavo.quantize_model(torch.nn.Sequential(torch.nn.Linear(256, 4)), instead)
+
+
 def test_signs_of_zero_scales_are_kept():
-    """ggml stores -0 for blocks of zeros in Q4_0: the zero point tells it from 0."""
+    """ggml stores -0 for blocks of zeros in Q4_0; they decode to 0."""
     data = put("Q4_0", 0, [0, 0x80])
     packed = carry(data, KINDS["Q4_0"], shape_of("Q4_0", data))
-    assert packed.unpack_zeros()[2, 1] == 7 and packed.scales[2, 1] == 0 and not packed.scales[2, 1].signbit()
+    assert packed.scales[2, 1] == 0 and packed.scales[2, 1].signbit()
+    assert not packed.decode()[2, 32:64].signbit().any()

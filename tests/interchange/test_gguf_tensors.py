@@ -26,7 +26,7 @@ def entry(name, kind, data, shape):
 
 
 Q8 = blocks("Q8_0", 3, 2, [(1, 0x2C)])
-Q4_1 = blocks("Q4_1", 3, 2, [(1, 0x2C), (3, 0x2C)])
+IQ4 = blocks("IQ4_NL", 3, 2, [(1, 0x2C)])
 NVFP4 = blocks("NVFP4", 3, 1, [(0, 56), (1, 7), (2, 120), (3, 0)])
 FLOATS = np.arange(6, dtype=np.float16)
 
@@ -42,26 +42,26 @@ def file(tmp_path):
 
 def test_tensors_are_carried_decoded_or_plain(file):
     path = file(
-        entry("a.weight", "Q8_0", Q8, (3, 64)), entry("b", "Q4_1", Q4_1, (3, 64)), entry("c", "F16", FLOATS, (2, 3))
+        entry("a.weight", "Q8_0", Q8, (3, 64)), entry("b", "IQ4_NL", IQ4, (3, 64)), entry("c", "F16", FLOATS, (2, 3))
     )
     tensors = load_gguf(path, decode=True)
     assert list(tensors) == ["a.weight", "b", "c"]
     assert isinstance(tensors["a.weight"], PackedTensor) and str(tensors["a.weight"].format) == "int8:g32"
     assert torch.equal(tensors["a.weight"].decode(), decode(torch.from_numpy(Q8), KINDS["Q8_0"]))
-    assert torch.equal(tensors["b"], decode(torch.from_numpy(Q4_1), KINDS["Q4_1"]))
+    assert torch.equal(tensors["b"], decode(torch.from_numpy(IQ4), KINDS["IQ4_NL"]))
     assert tensors["c"].dtype == torch.float32 and tensors["c"].tolist() == [[0, 1, 2], [3, 4, 5]]
     origins = [origin for _, origin in read_tensors(GgufFile(path), decode=True)]
     assert [(one.name, one.type, one.format, one.reason is None) for one in origins] == [
-        ("a.weight", "Q8_0", "int8:g32", True), ("b", "Q4_1", None, False), ("c", "F16", None, True)
+        ("a.weight", "Q8_0", "int8:g32", True), ("b", "IQ4_NL", None, False), ("c", "F16", None, True)
     ]  # fmt: skip
-    assert origins[1].reason == "its blocks have an offset, which no format has"
-    assert [one.nbytes for one in origins] == [Q8.nbytes, Q4_1.nbytes, FLOATS.nbytes]
+    assert origins[1].reason == "no format has its code book"
+    assert [one.nbytes for one in origins] == [Q8.nbytes, IQ4.nbytes, FLOATS.nbytes]
 
 
 def test_nothing_is_decoded_unless_that_is_asked_for(file):
-    told = "tensor 'b' of Q4_1: its blocks have an offset, which no format has; decode=True decodes it to float32"
+    told = "tensor 'b' of IQ4_NL: no format has its code book; decode=True decodes it to float32"
     with pytest.raises(ContainerError, match=told):
-        load_gguf(file(entry("b", "Q4_1", Q4_1, (3, 64))))
+        load_gguf(file(entry("b", "IQ4_NL", IQ4, (3, 64))))
     broken = Q8.copy()
     broken[1, 35] = 0x7C  # an infinite scale, if the lower byte is 0
     broken[1, 34] = 0

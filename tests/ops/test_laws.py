@@ -104,7 +104,8 @@ def listed_values(text, scales=None, zeros=None, levels=None):
         sums = oracle.signed_sums(oracle._binary_levels(spec, scales))
         return np.unique(sums.reshape(-1, 2**spec.width)[0].astype(float))
     zero = 0 if zeros is None else zeros.ravel()[0]
-    return (oracle.grid(text)[1] - zero) * oracle.scale_values(spec, scales, levels).ravel()[0]
+    scaled = (oracle.grid(text)[1] - zero) * oracle.scale_values(spec, scales, levels).ravel()[0]
+    return scaled + oracle.offset_values(spec, scales).ravel()[0]
 
 
 # ----------------------------------------------------------------------------------------------- the codec's own laws

@@ -47,6 +47,9 @@ def texts(draw):
         element = f"{draw(st.sampled_from(['', 'u']))}fixed{draw(st.integers(2, 32))}"
         return joined(element, draw(st.sampled_from(["", "tensor", "channel"])), draw(st.sampled_from(["", "mse"])))
     if family in ("int", "uint"):
+        if draw(maybe):
+            element = f"{family}{draw(st.integers(2, 8))}"
+            return joined(element, f"g{draw(blocks)}", "full" if family == "int" else "offset")
         scope = draw(st.sampled_from(["", "tensor", "channel", f"g{draw(blocks)}"]))
         return joined(f"{family}{draw(st.integers(2, 16))}", scope)
     if family == "minifloat":
@@ -106,7 +109,9 @@ def test_catalogue_and_examples_are_read_back_as_printed(text):
 
 
 def test_catalogue_has_every_family():
-    assert {oracle.parse(text).family for text in CATALOGUE} == {*oracle.PATTERNS, "ufixed", "uint"}
+    assert {oracle.parse(text).family for text in CATALOGUE} == {
+        *(*oracle.PATTERNS, "ufixed", "uint"), *("fullrange", "affine"),
+    }  # fmt: skip
     assert len(set(CATALOGUE)) == len(CATALOGUE)
 
 
@@ -212,7 +217,8 @@ def test_descriptions_agree_with_the_oracle(text):
     assert fmt.family == {"ieee": "native", "ufixed": "fixed"}.get(spec.family, spec.family)
     assert fmt.is_block == (len(oracle.rules(text)) > 1)
     assert fmt.core.has_nan == oracle.has_nan(spec)
-    assert fmt.core.has_zeros == (spec.family == "uint") and fmt.core.has_levels == (spec.family == "nvfp4")
+    assert fmt.core.has_zeros == (spec.family == "uint") and fmt.core.has_offsets == (spec.family == "affine")
+    assert fmt.core.has_levels == (spec.family == "nvfp4")
 
 
 # --------------------------------------------------------------------------------------------------------------- errors

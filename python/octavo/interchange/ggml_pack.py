@@ -126,6 +126,88 @@ def _q2_0(rows: PackedRows) -> Tensor:
     return torch.cat([_bytes_of(scales), join_pairs(codes.unflatten(1, (16, 4)).transpose(1, 2))], 1)
 
 
+def _turned_codes(rows: PackedRows, span: int) -> tuple[Tensor, Tensor]:
+    """Return scales and codes of 2 bits of integers from 1 to -2 under scales with the other sign."""
+    return -rows.blocks(rows.halves(), span), (1 - rows.integers()).to(torch.uint8).reshape(-1, span)
+
+
+def _q2_0_turned(rows: PackedRows) -> Tensor:
+    scales, codes = _turned_codes(rows, 64)
+    return torch.cat([_bytes_of(scales), join_pairs(codes.unflatten(1, (16, 4)).transpose(1, 2))], 1)
+
+
+def _tq1_0_turned(rows: PackedRows) -> Tensor:
+    wrong = (rows.integers() < -1).unflatten(1, (-1, 256)).any(2)
+    rows.refuse(wrong, lambda place: "code -2, which blocks of -1, 0 and 1 lack")
+    scales, codes = _turned_codes(rows, 256)
+    return torch.cat([join_ternary(codes), _bytes_of(scales)], 1)
+
+
+def _tq2_0_turned(rows: PackedRows) -> Tensor:
+    scales, codes = _turned_codes(rows, 256)
+    return torch.cat([join_two_bits(codes), _bytes_of(scales)], 1)
+
+
+def _pairs(rows: PackedRows) -> tuple[Tensor, Tensor]:
+    """Return scales and offsets of blocks, uint8 ``[blocks, 4]``, and their codes."""
+    pairs = rows.packed.scales
+    rows.refuse(~pairs.isfinite().all(2), lambda place: f"scale and offset {pairs[place].tolist()} are not finite")
+    both = torch.stack([rows.blocks(one, _SPAN) for one in pairs.unbind(2)], 1).squeeze(2)
+    return _bytes_of(both), rows.codes().reshape(-1, _SPAN)
+
+
+def _q4_1(rows: PackedRows) -> Tensor:
+    scales, codes = _pairs(rows)
+    return torch.cat([scales, join_nibbles(codes)], 1)
+
+
+def _q5_1(rows: PackedRows) -> Tensor:
+    scales, codes = _pairs(rows)
+    return torch.cat([scales, *join_fives(codes)], 1)
+
+
+def _k_parts(rows: PackedRows) -> tuple[Tensor, Tensor]:
+    """Return the bytes of a K-quant's blocks that are no codes, and the codes, ``[blocks, 256]``."""
+    return rows.packed.scales.flatten(0, 1), rows.codes().reshape(-1, 256)
+
+
+def _planes(bit: Tensor) -> Tensor:
+    """Return a bit of each of 256 codes as 32 bytes: byte ``l`` has those of ``l``, ``l + 32`` and so on."""
+    return join_bits(bit.unflatten(1, (8, 32)).transpose(1, 2))
+
+
+def _fours(codes: Tensor) -> Tensor:
+    """Return 256 codes of 4 bits as 128 bytes: in each quarter, a nibble of two times 32."""
+    return join_nibbles(codes.unflatten(1, (4, 64))).flatten(1)
+
+
+def _q2_k(rows: PackedRows) -> Tensor:
+    scales, codes = _k_parts(rows)
+    return torch.cat([scales[:, :16], join_two_bits(codes), scales[:, 16:]], 1)
+
+
+def _q3_k(rows: PackedRows) -> Tensor:
+    scales, codes = _k_parts(rows)
+    return torch.cat([_planes(codes >> 2 ^ 1), join_two_bits(codes & 3), scales], 1)
+
+
+def _q4_k(rows: PackedRows) -> Tensor:
+    scales, codes = _k_parts(rows)
+    return torch.cat([scales, _fours(codes)], 1)
+
+
+def _q5_k(rows: PackedRows) -> Tensor:
+    scales, codes = _k_parts(rows)
+    return torch.cat([scales, _planes(codes >> 4), _fours(codes & 15)], 1)
+
+
+def _q6_k(rows: PackedRows) -> Tensor:
+    scales, codes = _k_parts(rows)
+    codes = codes + 32 & 63
+    low = join_nibbles((codes & 15).unflatten(1, (2, 128))).flatten(1)
+    return torch.cat([low, join_two_bits(codes >> 4), scales], 1)
+
+
 def _ternary(rows: PackedRows) -> tuple[Tensor, Tensor]:
     integers = rows.integers()
     wrong = (integers < -1).unflatten(1, (-1, 256)).any(2)
@@ -161,7 +243,7 @@ def _nvfp4(rows: PackedRows) -> Tensor:
     return torch.cat([scales.reshape(-1, 4), codes], 1)
 
 
-_INTEGERS = ("int", "mxint", "bfp", "fixed", "ternary")
+_INTEGERS = ("int", "fullrange", "mxint", "bfp", "fixed", "ternary")
 
 
 def _is_integer(most: int) -> Callable[[Format], bool]:
@@ -181,6 +263,14 @@ def _is_named(text: str) -> Callable[[Format], bool]:
 
 def _is_uint(width: int) -> Callable[[Format], bool]:
     return lambda fmt: fmt.family == "uint" and fmt.width == width
+
+
+def _has_offset(width: int) -> Callable[[Format], bool]:
+    return lambda fmt: fmt.family == "affine" and fmt.width == width
+
+
+def _is_full(width: int) -> Callable[[Format], bool]:
+    return lambda fmt: fmt.family == "fullrange" and fmt.width == width
 
 
 def _is_ternary(fmt: Format) -> bool:
@@ -206,6 +296,16 @@ PACKERS = (
     Packer("NVFP4", _is_named("nvfp4"), _nvfp4, lambda rows: _scale_codes(rows, _NVFP4_MOST)),
     Packer("TQ2_0", _is_ternary, _tq2_0, _ternary),
     Packer("TQ1_0", _is_ternary, _tq1_0, _ternary),
+    Packer("TQ2_0", _is_full(2), _tq2_0_turned),
+    Packer("TQ1_0", _is_full(2), _tq1_0_turned, _tq1_0_turned),
+    Packer("Q2_0", _is_full(2), _q2_0_turned),
+    Packer("Q4_1", _has_offset(4), _q4_1, _pairs),
+    Packer("Q5_1", _has_offset(5), _q5_1, _pairs),
+    Packer("Q2_K", _is_named("q2_k"), _q2_k, _k_parts),
+    Packer("Q3_K", _is_named("q3_k"), _q3_k, _k_parts),
+    Packer("Q4_K", _is_named("q4_k"), _q4_k, _k_parts),
+    Packer("Q5_K", _is_named("q5_k"), _q5_k, _k_parts),
+    Packer("Q6_K", _is_named("q6_k"), _q6_k, _k_parts),
     Packer("Q2_0", _is_uint(2), _q2_0, _check_zeros(1)),
     Packer("Q4_0", _is_uint(4), _q4_0, _check_zeros(8)),
     Packer("Q5_0", _is_uint(5), _q5_0, _check_zeros(16)),

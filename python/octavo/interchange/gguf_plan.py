@@ -148,7 +148,7 @@ def _planned_one(
     if not isinstance(tensor, PackedTensor):
         return _plain(source, name, tensor, place, wanted)
     origin = str(tensor.format)
-    if wanted not in CARRIERS or CARRIERS[wanted].format != origin:
+    if origin not in (carrier.format for carrier in CARRIERS.get(wanted or "", ())):
         wanted = None  # it was packed anew
     is_matrix = name.rpartition(".")[0] in source.layers
     if origin in _NATIVE and (is_matrix or not place.turned):

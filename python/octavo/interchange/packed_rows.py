@@ -168,7 +168,7 @@ def _matrix(packed: PackedTensor) -> PackedTensor:
     rows = math.prod(packed.shape[:-1])
     per_row = packed.format.granularity in ("channel", "block")
     codes, scales, zeros = (
-        part.reshape(rows, -1) if part is codes or (per_row and part.numel()) else part
+        part.reshape(rows, *part.shape[packed.ndim - 1 :]) if part is codes or (per_row and part.numel()) else part
         for part in (codes, scales, zeros)
     )
     shape = rows, packed.shape[-1]

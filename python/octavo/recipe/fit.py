@@ -19,6 +19,10 @@ def misfit(role: str, spec: Spec) -> str | None:
             if method is None
             else f"'int32' takes no calibration, its scale is that of the products: drop @{method}"
         )
+    if fmt.core.instead is not None:
+        return (
+            f"'{fmt}' holds blocks of GGUF files as they are, and nothing is quantized to it: take '{fmt.core.instead}'"
+        )
     if method is None:
         return None
     if spec.scale != "floor":

@@ -17,6 +17,7 @@ SCALE_DTYPES = {
     "e8m0": torch.uint8,
     "e4m3": torch.uint8,
     "int8": torch.int8,
+    "nested": torch.uint8,
     None: torch.uint8,
 }
 

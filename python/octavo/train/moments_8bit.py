@@ -41,7 +41,7 @@ def check_moments(form: str | None) -> None:
         format = Format(form)
     except FormatError as error:
         raise ConfigError(f"moments is {form!r}; {accepted}: {error}") from None
-    if format.block is None or BLOCK % format.block or format.family in ("uint", "nvfp4"):
+    if format.block is None or BLOCK % format.block or format.family in ("uint", "affine", "nvfp4"):
         raise ConfigError(f"moments is {form!r}; {accepted}, with scales alone beside its codes")
 
 

@@ -8,9 +8,10 @@ mod fewer;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use octavo_core::format::{KQuant, catalogue};
 use octavo_core::linear::{Bias, Matrix, multiply, multiply_integer, multiply_rounded};
 use octavo_core::simd::Processor;
-use octavo_core::{Format, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, codec, format::catalogue};
+use octavo_core::{Format, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, codec};
 
 /// Rows of inputs, rows of weights and columns: one row, odd ones, many; whole and short last groups.
 const SHAPES: [(usize, usize, usize); 4] = [(1, 66, 577), (3, 17, 33), (6, 20, 129), (37, 65, 320)];
@@ -41,6 +42,8 @@ struct Weight {
     parts: [Vec<u8>; 4],
     shape: (usize, usize),
     decoded: Vec<f32>,
+    /// Magnitudes that bound the error: of the values, or with offsets of what they are the sum of.
+    sizes: Vec<f32>,
 }
 
 impl Weight {
@@ -52,10 +55,49 @@ impl Weight {
         let [codes, scales, zeros, levels] = &mut parts;
         let (values, to) = (numbers(shape.0 * shape.1, 1), PackedMut { codes, scales, zeros, levels });
         codec::encode(Values::F32(&values), layout, format, &Options::default(), to).expect("encode");
-        let mut weight = Self { format, parts, shape, decoded: Vec::new() };
-        let mut decoded = vec![0.0; values.len()];
-        codec::decode(weight.matrix().packed, layout, format, ValuesMut::F32(&mut decoded)).expect("decode");
-        weight.decoded = decoded;
+        Self::decoded(format, parts, shape)
+    }
+
+    /// Random blocks of a format that nothing is encoded in, whose float16 are finite and not large.
+    fn carried(kind: KQuant, shape: (usize, usize)) -> Self {
+        let format = Format::parse(&format!("q{}_k", kind.width())).expect("a format");
+        let layout = Layout::new(&[shape.0, shape.1], -1, format).expect("a matrix");
+        let sizes = Sizes::new(format, &layout).expect("small sizes");
+        let bytes = |count: usize, seed| (0..count).map(|i| noise(i, seed).to_bits() as u8).collect::<Vec<_>>();
+        let (codes, mut scales) = (bytes(sizes.codes, 3), bytes(sizes.scales, 4));
+        let first = if matches!(kind, KQuant::Q4 | KQuant::Q5) {
+            0
+        } else {
+            kind.scale_bytes() - 2 * (1 + usize::from(kind == KQuant::Q2))
+        };
+        for block in scales.chunks_mut(kind.scale_bytes()) {
+            for half in 0..1 + usize::from(!kind.is_signed()) {
+                block[first + 2 * half + 1] = block[first + 2 * half + 1] & 0x83 | 0x28;
+            }
+        }
+        Self::decoded(format, [codes, scales, Vec::new(), Vec::new()], shape)
+    }
+
+    fn decoded(format: Format, parts: [Vec<u8>; 4], shape: (usize, usize)) -> Self {
+        let layout = Layout::new(&[shape.0, shape.1], -1, format).expect("a matrix");
+        let mut weight = Self { format, parts, shape, decoded: Vec::new(), sizes: Vec::new() };
+        let values = |packed: Packed<'_>| {
+            let mut decoded = vec![0.0f32; shape.0 * shape.1];
+            codec::decode(packed, layout, format, ValuesMut::F32(&mut decoded)).expect("decode");
+            decoded
+        };
+        let decoded = values(weight.matrix().packed);
+        let mut sizes: Vec<f32> = decoded.iter().map(|value| value.abs()).collect();
+        if format.has_offsets() {
+            // Codes of 0 stand for the offset.
+            let codes = vec![0; weight.parts[0].len()];
+            for (size, (offset, value)) in
+                sizes.iter_mut().zip(values(Packed { codes: &codes, ..weight.matrix().packed }).iter().zip(&decoded))
+            {
+                *size = (value - offset).abs() + offset.abs();
+            }
+        }
+        (weight.decoded, weight.sizes) = (decoded, sizes);
         weight
     }
 
@@ -70,13 +112,14 @@ impl Weight {
         let (n, k) = self.shape;
         let slack = 2.0f64.powi(-20) + k as f64 * 2.0f64.powi(-28);
         for (x, found) in x.chunks(k).zip(found.chunks(n)) {
-            for ((w, bias), &found) in self.decoded.chunks(k).zip(bias).zip(found) {
+            let weights = self.decoded.chunks(k).zip(self.sizes.chunks(k));
+            for (((w, sizes), bias), &found) in weights.zip(bias).zip(found) {
                 let mut exact = f64::from(*bias);
                 let mut terms = exact.abs();
-                for (x, w) in x.chunks(256).zip(w.chunks(256)) {
+                for ((x, w), sizes) in x.chunks(256).zip(w.chunks(256)).zip(sizes.chunks(256)) {
                     exact += x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum::<f64>();
                     let largest = x.iter().fold(0.0f64, |most, x| most.max(f64::from(x.abs())));
-                    terms += largest * w.iter().map(|w| f64::from(w.abs())).sum::<f64>();
+                    terms += largest * sizes.iter().map(|&size| f64::from(size)).sum::<f64>();
                 }
                 let bound = slack * terms + k as f64 * 2.0f64.powi(-149) + exact.abs() * 2.0f64.powi(-24);
                 let error = (f64::from(found) - exact).abs();
@@ -105,6 +148,24 @@ fn on_every_processor(check: impl Fn(&Weight, usize, &[f32], &[f32], &str)) {
     }
     Processor::Amx.limit();
     assert!(checked >= Processor::available().count() * catalogue().len(), "some of every format: {checked}");
+}
+
+#[test]
+fn products_of_k_quants_are_within_the_bound() {
+    let _turn = turn();
+    for processor in Processor::available() {
+        processor.limit();
+        for kind in KQuant::ALL {
+            for (m, n, k) in SHAPES.into_iter().chain([(1, 64, 1024), (4, 70, 512)]) {
+                let (weight, x, bias) = (Weight::carried(kind, (n, k)), numbers(m * k, 7), numbers(n, 9));
+                let mut out = vec![f32::NAN; m * n];
+                let to = ValuesMut::F32(&mut out);
+                multiply(Values::F32(&x), m, &weight.matrix(), Some(Values::F32(&bias)), to).expect("a product");
+                weight.assert_bound(&x, &bias, &out, &format!("{kind:?} {m}x{n}x{k} {}", processor.name()));
+            }
+        }
+    }
+    Processor::Amx.limit();
 }
 
 #[test]

@@ -15,7 +15,7 @@ const SIZE: usize = 4096;
 const PROBES: [std::ops::RangeInclusive<usize>; 6] =
     [1..=70, 128..=128, 512..=512, 1024..=1024, 2048..=2048, 4096..=4096];
 /// Formats beside those of the catalogue.
-const MORE: &str = "int4:g64 int5:g32 uint4:g64 int12";
+const MORE: &str = "int4:g64 int5:g32 uint4:g64 int12 q2_k q3_k q4_k q5_k q6_k";
 
 fn main() -> std::io::Result<()> {
     let page = page().map_err(std::io::Error::other)?;

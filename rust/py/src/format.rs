@@ -31,7 +31,7 @@ impl Format {
     fn __reduce__(&self, py: Python<'_>) -> PyResult<(Py<PyAny>, (String,))> {
         Ok((py.get_type::<Self>().into_any().unbind(), (self.0.to_string(),)))
     }
-    /// Family: 'native', 'fixed', 'int', 'uint', 'minifloat', 'denorm', 'log', 'binary', 'ternary', 'bfp', 'bm', 'blog', 'mxint', 'mxfp', 'nvfp4' or 'nf'.
+    /// Family: 'native', 'fixed', 'int', 'uint', 'fullrange', 'affine', 'kquant', 'minifloat', 'denorm', 'log', 'binary', 'ternary', 'bfp', 'bm', 'blog', 'mxint', 'mxfp', 'nvfp4' or 'nf'.
     #[getter]
     fn family(&self) -> &'static str {
         match self.0.element() {
@@ -39,6 +39,9 @@ impl Format {
             Element::Fixed { .. } => "fixed",
             Element::Int { signed: true, .. } => "int",
             Element::Int { .. } => "uint",
+            Element::FullRange { .. } => "fullrange",
+            Element::Affine { .. } => "affine",
+            Element::KQuant(_) => "kquant",
             Element::Minifloat(_) => "minifloat",
             Element::Denorm { .. } => "denorm",
             Element::Log { .. } => "log",
@@ -85,9 +88,10 @@ impl Format {
             ScaleType::E8M0 => "e8m0",
             ScaleType::E4M3 => "e4m3",
             ScaleType::I8 => "int8",
+            ScaleType::Nested => "nested",
         })
     }
-    /// Scales that one group stores: N for binaryN, else 1.
+    /// Scales that one group stores: N for binaryN, 2 (scale and offset) for uintW:gN,offset, else 1.
     #[getter]
     fn scales_per_group(&self) -> usize {
         self.0.scales_per_group()
@@ -96,6 +100,16 @@ impl Format {
     #[getter]
     fn has_zeros(&self) -> bool {
         self.0.has_zeros()
+    }
+    /// True where each group stores an offset behind its scale (uintW:gN,offset).
+    #[getter]
+    fn has_offsets(&self) -> bool {
+        self.0.has_offsets()
+    }
+    /// The format to quantize to where nothing is encoded in this one (K-quants), else None.
+    #[getter]
+    fn instead(&self) -> Option<&'static str> {
+        self.0.instead()
     }
     /// True where the tensor stores a second-level scale (nvfp4).
     #[getter]

@@ -186,7 +186,7 @@ def _octavo(layer: Layer, settings: Settings) -> tuple[Verdict, str]:
 
         kind = layer.codes.dtype
         if kind in CARRIERS:
-            return "takes", f"stays packed as {CARRIERS[kind].format}"
+            return "takes", f"stays packed as {CARRIERS[kind][0].format}"
         return ("decodes", "to float32") if kind in DECODERS else ("refuses", "no definition of its blocks")
     return "refuses", "no reader of such folders"
 

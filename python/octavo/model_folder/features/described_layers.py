@@ -129,7 +129,7 @@ def _build_packed(
         )
     if weight.shape != rows or weight.axis != 1:
         raise ContainerError(f"{path}.weight: {weight!r}, but the model's layer has shape {rows}")
-    _check_scales(f"{path}.weight", weight.scales)
+    _check_scales(f"{path}.weight", weight.scales, signed=weight.format.family in _SIGNED)
     _check_scales(f"{path}.weight", weight.levels, "levels")
     if (bias is None) != (getattr(skeleton, "bias", None) is None):
         raise ContainerError(f"{path}.bias: {'missing' if bias is None else 'the layer of this model has none'}")
@@ -188,11 +188,17 @@ def _fill(path: str, name: str, quantizer: Quantizer | Int32Bias, tensors: Mappi
             accepted = ", ".join(map(str, dtypes))
             raise ContainerError(f"{path}.{name}.{part}: dtype {state[part].dtype}; accepted are {accepted}")
     for part in ("scales", "levels"):
-        _check_scales(f"{path}.{name}", state.get(part), part, signed=learned)
+        _check_scales(
+            f"{path}.{name}", state.get(part), part, signed=learned or quantizer.spec.format.family in _SIGNED
+        )
     try:
         quantizer.load_state_dict(state)
     except (RuntimeError, OctavoError) as error:
         raise ContainerError(f"{path}.{name}: {error}") from None
+
+
+#: Families whose scales may be negative.
+_SIGNED = ("fullrange", "affine")
 
 
 def _check_scales(owner: str, scales: Tensor | None, part: str = "scales", *, signed: bool = False) -> None:

@@ -192,7 +192,7 @@ fn at_level(
 
 fn check_format(format: Format) -> Result<()> {
     let divides = matches!(format.granularity(), Granularity::Block(block) if BLOCK.is_multiple_of(block as usize));
-    if !divides || format.scale_type().is_none() || format.has_zeros() || format.has_levels() {
+    if !divides || format.scale_type().is_none() || format.has_zeros() || format.has_offsets() || format.has_levels() {
         return Err(FormatError::Moments { format }.into());
     }
     Ok(())

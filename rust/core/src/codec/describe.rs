@@ -107,7 +107,7 @@ fn exact(grid: &Grid, width: u32, code: u32) -> f64 {
     match grid {
         Grid::Float(float) => float.value(code),
         _ => {
-            let unit = GroupScale { step: 1.0, zero: 0, levels: [1.0; 4] };
+            let unit = GroupScale { step: 1.0, zero: 0, offset: 0.0, levels: [1.0; 4] };
             f64::from(decode_element(grid, width, code, &unit))
         }
     }

@@ -191,7 +191,8 @@ pub(super) enum Inside {
 impl Inside {
     /// That of a call.
     pub(super) fn of(work: &Work) -> Self {
-        let from_absmax = matches!(work.chooser, Chooser::Symmetric { .. } | Chooser::Asymmetric { .. });
+        let from_absmax =
+            matches!(work.chooser, Chooser::Symmetric { .. } | Chooser::Asymmetric { .. } | Chooser::Affine { .. });
         match (work.format.element(), work.format.granularity(), work.chooser) {
             (Element::Binary { .. }, Granularity::None, _) => Self::Between(-1.0, 1.0),
             (Element::Binary { .. }, ..) => Self::Between(f64::NEG_INFINITY, f64::INFINITY),

@@ -70,6 +70,14 @@ pub enum Grid {
         /// How integers become codes.
         layout: Integers,
     },
+    /// Integers `lo..=hi` times a step with a sign, plus an offset: `intW:gN,full`, two's complement, and
+    /// `uintW:gN,offset`.
+    Affine {
+        /// Smallest integer.
+        lo: i32,
+        /// Largest one.
+        hi: i32,
+    },
     /// Floating-point numbers.
     Float(FloatGrid),
     /// Sorted levels; the code is the index.
@@ -183,6 +191,11 @@ impl Grid {
                 Self::Integer { lo: -symmetric(width), hi: symmetric(width), layout: Integers::TwosComplement }
             }
             Element::Int { .. } => Self::Integer { lo: 0, hi: (1 << width) - 1, layout: Integers::Offset },
+            Element::KQuant(kind) if !kind.is_signed() => Self::Affine { lo: 0, hi: (1 << width) - 1 },
+            Element::FullRange { .. } | Element::KQuant(_) => {
+                Self::Affine { lo: -(1 << (width - 1)), hi: (1 << (width - 1)) - 1 }
+            }
+            Element::Affine { .. } => Self::Affine { lo: 0, hi: (1 << width) - 1 },
             Element::Bfp { .. } => {
                 Self::Integer { lo: -symmetric(width), hi: symmetric(width), layout: Integers::SignMagnitude }
             }
@@ -212,13 +225,15 @@ impl Grid {
     }
 }
 
-/// A group's scale, ready for arithmetic: `value = number * step`.
+/// A group's scale, ready for arithmetic: `value = number * step`, plus the offset where there is one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct GroupScale {
     /// Step; exact for powers of two and float32 values alike. Zero for an all-zero group.
     pub(crate) step: f64,
     /// Zero point (`uintW`), else 0.
     pub(crate) zero: i32,
+    /// What is added (`uintW:gN,offset`), else 0.
+    pub(crate) offset: f64,
     /// Scales of the levels (`binaryN`), first level first.
     pub(crate) levels: [f32; 4],
 }
@@ -226,7 +241,7 @@ pub(crate) struct GroupScale {
 impl GroupScale {
     /// A plain step without zero point or levels.
     pub(crate) const fn step(step: f64) -> Self {
-        Self { step, zero: 0, levels: [0.0; 4] }
+        Self { step, zero: 0, offset: 0.0, levels: [0.0; 4] }
     }
 }
 
@@ -244,8 +259,10 @@ pub(crate) fn level_sum(code: u32, count: u8, levels: &[f32; 4]) -> f32 {
 /// The code nearest to `x`, which is finite, in a group with scale `scale`.
 pub(crate) fn encode_element(grid: &Grid, width: u32, x: f32, scale: &GroupScale) -> u32 {
     let mask = u32::MAX >> (32 - width);
-    if let Grid::Levels(count) = *grid {
-        return nearest_level(x, count, &scale.levels);
+    match *grid {
+        Grid::Levels(count) => return nearest_level(x, count, &scale.levels),
+        Grid::Affine { lo, hi } => return nearest_affine(x, lo, hi, scale) as u32 & mask,
+        _ => {}
     }
     // At scale 0 everything is zero; the quotient of float32 numbers is never rounded onto a tie in float64.
     let y = if scale.step == 0.0 { 0.0 } else { f64::from(x) / scale.step };
@@ -270,7 +287,33 @@ pub(crate) fn encode_element(grid: &Grid, width: u32, x: f32, scale: &GroupScale
             });
             above.count() as u32
         }
-        Grid::Levels(_) => 0,
+        Grid::Levels(_) | Grid::Affine { .. } => 0,
+    }
+}
+
+/// The integer of `lo..=hi` whose exact `k * step + offset` is nearest to `x`; ties go to the even one.
+fn nearest_affine(x: f32, lo: i32, hi: i32, scale: &GroupScale) -> i32 {
+    if scale.step == 0.0 {
+        return 0;
+    }
+    // Two-sum: `far + error` is the exact distance to the offset. Under a negative step both change their signs.
+    let sign = 1f64.copysign(scale.step);
+    let (x, offset, step) = (sign * f64::from(x), -sign * scale.offset, scale.step.abs());
+    let far = x + offset;
+    let part = far - x;
+    let error = (x - (far - part)) + (offset - part);
+    // At most one off: a half of the step times an odd integer is a float64, so each threshold is compared exactly.
+    let k = (far / step).round_ties_even().clamp(f64::from(lo), f64::from(hi));
+    let beyond =
+        |threshold: f64, tie: bool| far > threshold || (far == threshold && (error > 0.0 || error == 0.0 && tie));
+    let k = k as i32;
+    let odd = k & 1 == 1;
+    if k < hi && beyond((f64::from(k) + 0.5) * step, odd) {
+        k + 1
+    } else if k > lo && !beyond((f64::from(k) - 0.5) * step, !odd) {
+        k - 1
+    } else {
+        k
     }
 }
 
@@ -318,6 +361,11 @@ pub(crate) fn decode_element(grid: &Grid, width: u32, code: u32, scale: &GroupSc
             if code >> (width - 1) == 1 { -magnitude } else { magnitude }
         }
         Grid::Integer { .. } => f64::from(code) - f64::from(scale.zero),
+        // Exact: 8 bits times 11, plus 11, all of them multiples of 2^-24. Zero has no sign.
+        Grid::Affine { lo, .. } => {
+            let k = if lo < 0 { ((code << (32 - width)) as i32) >> (32 - width) } else { code as i32 };
+            return crate::float::to_f32_saturating(f64::from(k) * scale.step + scale.offset);
+        }
         Grid::Float(float) => float.value(code),
         Grid::Book(levels) => f64::from(levels[code as usize]),
         Grid::Levels(count) => return level_sum(code, count, &scale.levels),
@@ -336,6 +384,10 @@ impl Grid {
 pub(crate) fn range(grid: &Grid, scale: &GroupScale) -> (f64, f64) {
     let (lo, hi) = match *grid {
         Grid::Integer { lo, hi, .. } => (lo as f64 - f64::from(scale.zero), hi as f64 - f64::from(scale.zero)),
+        Grid::Affine { lo, hi } => {
+            let ends = [lo, hi].map(|k| f64::from(k) * scale.step + scale.offset);
+            return (ends[0].min(ends[1]), ends[0].max(ends[1]));
+        }
         Grid::Float(float) => (-float.top, float.top),
         Grid::Book(levels) => (f64::from(levels[0]), f64::from(levels[levels.len() - 1])),
         Grid::Levels(_) => return (f64::NEG_INFINITY, f64::INFINITY),

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, FormatError, Result};
 use crate::float::exp2;
-use crate::format::{Format, Granularity, ScaleType};
+use crate::format::{Element, Format, Granularity, ScaleType};
 use crate::simd::Level;
 
 use super::grid::{Grid, GroupScale};
@@ -88,10 +88,16 @@ impl Work {
         self.format.scale_type() == Some(ScaleType::F16)
     }
 
+    /// The group that begins a block of that number: a block is one, but of a K-quant several.
+    pub(crate) fn first_group(&self, block: usize) -> usize {
+        if let Element::KQuant(kind) = self.format.element() { block * kind.groups() } else { block }
+    }
+
     /// Elements that share a scale inside a piece of `len` elements.
     pub(crate) fn group_len(&self, len: usize) -> usize {
-        match self.format.granularity() {
-            Granularity::Block(block) => block as usize,
+        match (self.format.element(), self.format.granularity()) {
+            (Element::KQuant(kind), _) => kind.group(),
+            (_, Granularity::Block(block)) => block as usize,
             _ => len.max(1),
         }
     }
@@ -110,6 +116,15 @@ impl Work {
                 scale.step = resolve_real(raw.bits[0], self.float16());
                 scale.zero = i32::from(raw.zero);
             }
+            Chooser::FullRange { .. } => scale.step = resolve_real(raw.bits[0], true),
+            Chooser::Affine { .. } => {
+                scale.step = resolve_real(raw.bits[0], true);
+                scale.offset = resolve_real(raw.bits[1], true) + 0.0; // zero has no sign
+            }
+            Chooser::Carried => {
+                scale.step = f64::from(f32::from_bits(raw.bits[0]));
+                scale.offset = f64::from(f32::from_bits(raw.bits[1])) + 0.0;
+            }
             Chooser::Binary { .. } => scale.levels = raw.bits.map(f32::from_bits),
             Chooser::Ternary => scale.step = f64::from(f32::from_bits(raw.bits[0])),
             Chooser::Exponent { .. } | Chooser::NvFp4 => {
@@ -122,6 +137,13 @@ impl Work {
     /// Reads the stored scale of a group.
     pub(crate) fn load(&self, group: usize) -> RawScale {
         let Some(kind) = self.format.scale_type() else { return RawScale::default() };
+        if let Element::KQuant(nested) = self.format.element() {
+            let (block, group, bytes) = (group / nested.groups(), group % nested.groups(), nested.scale_bytes());
+            // SAFETY: scales are there for the group, and so those of its block.
+            let stored = unsafe { std::slice::from_raw_parts(self.scale_in.add(block * bytes), bytes) };
+            let (step, offset) = super::kquants::group(nested, stored, group);
+            return RawScale { bits: [step.to_bits(), offset.to_bits(), 0, 0], zero: 0 };
+        }
         let group = if self.format.granularity() == Granularity::Tensor { 0 } else { group };
         // SAFETY: scales and zero points are there for the group, as the type says; they are stored, or nobody asks.
         unsafe {
@@ -160,11 +182,15 @@ impl Work {
     }
 }
 
-/// Refuses given scales that are NaN, infinite or negative.
+/// Refuses given scales that are NaN or infinite, or negative where they have no sign.
 pub(crate) fn check_given(format: Format, given: &Packed<'_>) -> Result<()> {
     let wrong = |position: usize, value: f32| FormatError::GivenScale { format, value, position };
     let check = |position: usize, value: f32| {
-        if value.is_finite() && value >= 0.0 { Ok(()) } else { Err(Error::from(wrong(position, value))) }
+        if value.is_finite() && (value >= 0.0 || format.has_signed_scales()) {
+            Ok(())
+        } else {
+            Err(Error::from(wrong(position, value)))
+        }
     };
     match format.scale_type() {
         Some(ScaleType::F32) => {
@@ -187,7 +213,7 @@ pub(crate) fn check_given(format: Format, given: &Packed<'_>) -> Result<()> {
                 return Err(FormatError::GivenScaleCode { format, code: given.scales[i], position: i }.into());
             }
         }
-        Some(ScaleType::I8) | None => {}
+        Some(ScaleType::I8 | ScaleType::Nested) | None => {}
     }
     if let Some(bytes) = given.levels.first_chunk::<4>() {
         check(0, f32::from_le_bytes(*bytes))?;

@@ -11,6 +11,7 @@ pub(crate) mod dynamic_map;
 mod grad;
 pub(crate) mod grid;
 pub(crate) mod group_scales;
+pub(crate) mod kquants;
 pub(crate) mod lanes;
 mod marks;
 pub(crate) mod reference;
@@ -112,8 +113,14 @@ pub(crate) fn check_len(format: Format, what: &'static str, got: usize, expected
     if got == expected { Ok(()) } else { Err(ShapeError::Length { format, what, got, expected }.into()) }
 }
 
+/// Refuses formats that nothing is encoded in.
+pub(crate) fn check_encodes(format: Format) -> Result<()> {
+    if format.is_carried() { Err(FormatError::Carried { format }.into()) } else { Ok(()) }
+}
+
 /// Refuses options that the format, or the shape, does not have.
 pub(crate) fn check_options(format: Format, sizes: &Sizes, options: &Options<'_>) -> Result<()> {
+    check_encodes(format)?;
     if options.rule != ScaleRule::Floor && !format.is_block() {
         return Err(FormatError::NoBlockScale { format }.into());
     }

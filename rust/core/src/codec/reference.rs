@@ -30,7 +30,7 @@ pub(crate) fn choose(work: &Work, x: &[f32]) -> RawScale {
 /// [`choose`] with the answers of `ask` to queries about `x`.
 pub(crate) fn choose_from(work: &Work, x: &[f32], ask: impl Fn(&Query) -> Stat) -> RawScale {
     match work.chooser {
-        Chooser::Unit(_) => RawScale::default(),
+        Chooser::Unit(_) | Chooser::Carried => RawScale::default(),
         Chooser::Exponent { .. } | Chooser::NvFp4 => RawScale::code(choose_block(work, x)),
         // The closure never fails, so neither does the choice.
         _ => choose_by(&work.chooser, work.float16(), |query| Ok(ask(query))).unwrap_or_default(),

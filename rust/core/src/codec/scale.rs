@@ -130,6 +130,15 @@ pub(crate) fn real_bits(scale: f64, float16: bool, all_zero: bool) -> u32 {
     if all_zero { 0 } else { bits.max(1) }
 }
 
+/// Bits of the float16 nearest to a number with a sign, the largest one beyond them; never 0 unless `or_zero`.
+pub(crate) fn signed_half(value: f64, or_zero: bool) -> u32 {
+    let half = real_bits(value.abs(), true, false);
+    match (value.abs() as f32, or_zero) {
+        (magnitude, true) if to_f16_saturating(magnitude) == 0 => 0,
+        _ => half | if value < 0.0 { 0x8000 } else { 0 },
+    }
+}
+
 /// The mean that a sum and a count give, rounded to float32.
 fn mean(stat: &Stat) -> f32 {
     match (stat.sum / stat.count.max(1) as f64) as f32 {
@@ -159,6 +168,18 @@ pub(crate) fn choose(
             if step > 0.0 {
                 raw.zero = (-min / step).round_ties_even().clamp(0.0, qmax) as u16;
             }
+        }
+        Chooser::FullRange { most } => {
+            let stat = ask(&Query::Range)?;
+            // Of two values of one magnitude the negative one.
+            let extreme = if -stat.min >= stat.max { stat.min } else { stat.max };
+            raw.bits[0] = signed_half(f64::from(extreme / -most), extreme == 0.0);
+        }
+        Chooser::Affine { qmax } => {
+            let stat = ask(&Query::Range)?;
+            raw.bits[1] = signed_half(stat.min.into(), true);
+            let least = resolve_real(raw.bits[1], true);
+            raw.bits[0] = signed_half((f64::from(stat.max) - least).max(0.0) / qmax, stat.min == stat.max);
         }
         Chooser::Binary { levels } => {
             let mut found = [0.0f32; 4];
@@ -198,7 +219,7 @@ pub(crate) fn choose(
             }
             raw.bits[0] = u32::from(f as i8 as u8);
         }
-        Chooser::Unit(_) | Chooser::Exponent { .. } | Chooser::NvFp4 => {}
+        Chooser::Unit(_) | Chooser::Exponent { .. } | Chooser::NvFp4 | Chooser::Carried => {}
     }
     Ok(raw)
 }

@@ -53,6 +53,16 @@ pub enum Chooser {
         /// Largest code.
         qmax: f64,
     },
+    /// A scale with a sign: the value of largest magnitude becomes the code `-most`.
+    FullRange {
+        /// Magnitude of the smallest code.
+        most: f32,
+    },
+    /// A scale and an offset: `(max - offset) / qmax`, and the smallest value.
+    Affine {
+        /// Largest code.
+        qmax: f64,
+    },
     /// Means of magnitudes, one level after the other.
     Binary {
         /// How many.
@@ -69,6 +79,8 @@ pub enum Chooser {
     },
     /// E4M3 block scale under the tensor's float32 scale.
     NvFp4,
+    /// None: scales came with the codes (K-quants).
+    Carried,
 }
 
 /// Default rule of a shared exponent.
@@ -109,6 +121,8 @@ impl Chooser {
             Element::Fixed { signed, mse, .. } => Self::Fraction { width, signed, mse },
             Element::Int { signed: true, .. } => Self::Symmetric { qmax: top(width) },
             Element::Int { .. } => Self::Asymmetric { qmax: exp2(width as i32) - 1.0 },
+            Element::FullRange { .. } => Self::FullRange { most: exp2(width as i32 - 1) as f32 },
+            Element::Affine { .. } => Self::Affine { qmax: exp2(width as i32) - 1.0 },
             Element::NormalFloat { .. } => Self::Symmetric { qmax: 1.0 },
             Element::Binary { .. } | Element::Ternary if format.granularity() == Granularity::None => Self::Unit(1.0),
             Element::Binary { levels } => Self::Binary { levels },
@@ -123,6 +137,7 @@ impl Chooser {
             Element::BlockLog { .. } => Self::Exponent { default: ExponentRule::NearestPower, shift: 0 },
             Element::MxFloat(float) => Self::Exponent { default: ExponentRule::Floor { emax: float.emax() }, shift: 0 },
             Element::NvFp4 => Self::NvFp4,
+            Element::KQuant(_) => Self::Carried,
         }
     }
 }

@@ -244,6 +244,6 @@ const fn scale_dtype(format: Format, kind: ScaleType) -> Dtype {
         (ScaleType::E4M3, _) => Dtype::F8_E4M3,
         (ScaleType::E8M0, Element::MxInt { .. } | Element::MxFloat(_)) => Dtype::F8_E8M0,
         // The shared exponents of bfp, bm and blog are no E8M0 scales: they are exponents of the largest binade.
-        (ScaleType::E8M0, _) => Dtype::U8,
+        (ScaleType::E8M0 | ScaleType::Nested, _) => Dtype::U8,
     }
 }

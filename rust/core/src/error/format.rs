@@ -59,6 +59,12 @@ pub enum FormatError {
         /// The format.
         format: Format,
     },
+    /// Values for a format that nothing is encoded in.
+    #[error("'{format}' holds blocks of GGUF files as they are; nothing is encoded in it. Use '{}' instead", .format.instead().unwrap_or_default())]
+    Carried {
+        /// The format.
+        format: Format,
+    },
     /// A rule of block scales for a format without blocks.
     #[error(
         "'{format}' has no block scale, so scale='ceil' and 'mse' do not apply; they are for mx*, bfp, bm, blog and nvfp4"
@@ -79,8 +85,11 @@ pub enum FormatError {
         /// The format.
         format: Format,
     },
-    /// A given scale is NaN, infinite or negative.
-    #[error("'{format}': given scale {value} at position {position}; scales must be finite and not negative")]
+    /// A given scale is NaN or infinite, or negative in a format whose scales have no sign.
+    #[error(
+        "'{format}': given scale {value} at position {position}; scales must be finite{}",
+        if .format.has_signed_scales() { "" } else { " and not negative" }
+    )]
     GivenScale {
         /// The format.
         format: Format,
@@ -246,6 +255,14 @@ pub enum TextFault {
     Group {
         /// As it is written.
         option: String,
+    },
+    /// An option of groups without a group size.
+    #[error("'{option}' is for groups; write for example '{name}:g32,{option}'")]
+    GroupMissing {
+        /// The text before the options.
+        name: String,
+        /// The option.
+        option: &'static str,
     },
     /// An option that none has.
     #[error("unknown option '{option}'; '{name}' takes: {accepted}")]

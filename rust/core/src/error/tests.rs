@@ -49,8 +49,12 @@ fn wrong_format_texts_name_the_fault() {
         ),
         (
             "int8:wide",
-            TextFault::UnknownOption { option: "wide".into(), name: "int8".into(), accepted: "tensor, channel, gN" },
-            "unknown option 'wide'; 'int8' takes: tensor, channel, gN",
+            TextFault::UnknownOption {
+                option: "wide".into(),
+                name: "int8".into(),
+                accepted: "tensor, channel, gN, full",
+            },
+            "unknown option 'wide'; 'int8' takes: tensor, channel, gN, full",
         ),
     ];
     for (text, wanted, words) in faults {

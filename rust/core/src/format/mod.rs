@@ -71,6 +71,53 @@ pub const fn default_bias(exponent: u8) -> i16 {
     (1 << (exponent - 1)) - 1
 }
 
+/// A K-quant of ggml: blocks of 256 with scales of scales. Carried over from files; nothing is encoded in them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KQuant {
+    /// 2 bits, groups of 16 with offsets.
+    Q2,
+    /// 3 bits, groups of 16.
+    Q3,
+    /// 4 bits, groups of 32 with offsets.
+    Q4,
+    /// 5 bits, groups of 32 with offsets.
+    Q5,
+    /// 6 bits, groups of 16.
+    Q6,
+}
+
+impl KQuant {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Q2, Self::Q3, Self::Q4, Self::Q5, Self::Q6];
+    /// Elements of a block.
+    pub const BLOCK: u32 = 256;
+    /// Bits of a code.
+    pub const fn width(self) -> u8 {
+        self as u8 + 2
+    }
+    /// Elements that share a step.
+    pub const fn group(self) -> usize {
+        if matches!(self, Self::Q4 | Self::Q5) { 32 } else { 16 }
+    }
+    /// Groups of a block.
+    pub const fn groups(self) -> usize {
+        Self::BLOCK as usize / self.group()
+    }
+    /// Bytes of a block that are no codes.
+    pub const fn scale_bytes(self) -> usize {
+        match self {
+            Self::Q2 => 20,
+            Self::Q3 => 14,
+            Self::Q4 | Self::Q5 => 16,
+            Self::Q6 => 18,
+        }
+    }
+    /// Codes are two's complement.
+    pub const fn is_signed(self) -> bool {
+        matches!(self, Self::Q3 | Self::Q6)
+    }
+}
+
 /// What one element may be; FORMATS.md section 3 has a paragraph for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Element {
@@ -87,6 +134,18 @@ pub enum Element {
         /// F by least squared error instead of absmax.
         mse: bool,
     },
+    /// `intW:gN,full`: all codes of two's complement, under a scale with a sign.
+    FullRange {
+        /// Bits of a code, 2 to 8.
+        width: u8,
+    },
+    /// `uintW:gN,offset`: codes times a scale plus an offset, both numbers with a sign.
+    Affine {
+        /// Bits of a code, 2 to 8.
+        width: u8,
+    },
+    /// `q4_k` and its kin.
+    KQuant(KQuant),
     /// `intW` (symmetric) and `uintW` (asymmetric).
     Int {
         /// Bits of a code.
@@ -178,6 +237,8 @@ pub enum ScaleType {
     E4M3,
     /// Number of fraction bits (calibrated fixed point).
     I8,
+    /// Bytes of a block of a K-quant: scales, offsets and the float16 above them.
+    Nested,
 }
 
 impl ScaleType {
@@ -186,7 +247,7 @@ impl ScaleType {
         match self {
             Self::F32 => 4,
             Self::F16 => 2,
-            Self::E8M0 | Self::E4M3 | Self::I8 => 1,
+            Self::E8M0 | Self::E4M3 | Self::I8 | Self::Nested => 1,
         }
     }
 }
@@ -221,6 +282,8 @@ impl Format {
         match self.element {
             Element::Native(float) | Element::Minifloat(float) | Element::MxFloat(float) => float.width(),
             Element::Fixed { width, .. }
+            | Element::FullRange { width }
+            | Element::Affine { width }
             | Element::Int { width, .. }
             | Element::Denorm { width, .. }
             | Element::Log { width, .. }
@@ -229,6 +292,7 @@ impl Format {
             | Element::BlockLog { width }
             | Element::MxInt { width }
             | Element::NormalFloat { width } => width as u32,
+            Element::KQuant(kind) => kind.width() as u32,
             Element::Binary { levels } => levels as u32,
             Element::Ternary => 2,
             Element::NvFp4 => 4,
@@ -239,18 +303,48 @@ impl Format {
         match (self.element, self.granularity) {
             (_, Granularity::None) => None,
             (Element::Fixed { .. }, _) => Some(ScaleType::I8),
-            (Element::Int { .. }, Granularity::Block(_)) | (Element::NormalFloat { .. }, _) => Some(ScaleType::F16),
+            (Element::Int { .. }, Granularity::Block(_))
+            | (Element::FullRange { .. } | Element::Affine { .. } | Element::NormalFloat { .. }, _) => {
+                Some(ScaleType::F16)
+            }
             (Element::Int { .. } | Element::Binary { .. } | Element::Ternary, _) => Some(ScaleType::F32),
             (Element::NvFp4, _) => Some(ScaleType::E4M3),
+            (Element::KQuant(_), _) => Some(ScaleType::Nested),
             _ => Some(ScaleType::E8M0),
         }
     }
-    /// Scales that one group stores: N for `binaryN`, else 1.
+    /// Scales that one group stores: N for `binaryN`, 2 for `uintW:gN,offset` (the offset follows the scale), the
+    /// bytes of a block of a K-quant, else 1.
     pub const fn scales_per_group(self) -> usize {
         match self.element {
             Element::Binary { levels } => levels as usize,
+            Element::Affine { .. } => 2,
+            Element::KQuant(kind) => kind.scale_bytes(),
             _ => 1,
         }
+    }
+    /// True where scales may be negative (`intW:gN,full`, `uintW:gN,offset`).
+    pub const fn has_signed_scales(self) -> bool {
+        matches!(self.element, Element::FullRange { .. } | Element::Affine { .. })
+    }
+    /// True for formats of other packages' files that nothing is encoded in: K-quants.
+    pub const fn is_carried(self) -> bool {
+        self.instead().is_some()
+    }
+    /// The format of as many bits that values are encoded in, where nothing is encoded in this one.
+    pub const fn instead(self) -> Option<&'static str> {
+        let Element::KQuant(kind) = self.element else { return None };
+        Some(match kind {
+            KQuant::Q2 => "uint2:g32,offset",
+            KQuant::Q3 => "int3:g32,full",
+            KQuant::Q4 => "uint4:g32,offset",
+            KQuant::Q5 => "uint5:g32,offset",
+            KQuant::Q6 => "int6:g32",
+        })
+    }
+    /// True where values are codes times a scale plus an offset of their group (`uintW:gN,offset`, K-quants).
+    pub const fn has_offsets(self) -> bool {
+        matches!(self.element, Element::Affine { .. } | Element::KQuant(_))
     }
     /// True where each group stores a zero point (`uintW`).
     pub const fn has_zeros(self) -> bool {

@@ -5,9 +5,11 @@
 use std::ops::RangeInclusive;
 
 use super::catalogue::nearest;
-use super::{Element, Format, Granularity, MAX_BLOCK, MAX_OFFSET, Minifloat, Specials, default_bias};
+use super::{Element, Format, Granularity, KQuant, MAX_BLOCK, MAX_OFFSET, Minifloat, Specials, default_bias};
 use crate::error::{Error, FormatError, Result, TextFault};
 
+/// Most bits of `intW:gN,full` and `uintW:gN,offset`: a code times a float16, plus one, is then exact in float64.
+const MAX_REAL_RANGE: u8 = 8;
 /// Longest text looked at; the longest valid one is shorter than this.
 const MAX_TEXT: usize = 64;
 
@@ -92,6 +94,13 @@ pub(super) fn parse(text: &str) -> Result<Format> {
         let mut scan = Scanner(block);
         let size = scan.number(text, "block size", 1..=MAX_BLOCK)?;
         match size {
+            // The scales of a K-quant's block have one arrangement.
+            Some(size) if matches!(element, Element::KQuant(_)) && size != KQuant::BLOCK => {
+                return Err(wrong(
+                    text,
+                    TextFault::NoBlock { name: name.to_owned(), block: block.to_owned(), groups: false },
+                ));
+            }
             Some(size) if scan.0.is_empty() => granularity = Granularity::Block(size),
             _ => return Err(wrong(text, TextFault::BlockSize { block: block.to_owned() })),
         }
@@ -114,6 +123,11 @@ fn parse_element(text: &str, scan: &mut Scanner<'_>) -> Result<Element> {
         "bf16" => Some(ieee(8, 7)),
         "ternary" => Some(Element::Ternary),
         "nvfp4" => Some(Element::NvFp4),
+        "q2_k" => Some(Element::KQuant(KQuant::Q2)),
+        "q3_k" => Some(Element::KQuant(KQuant::Q3)),
+        "q4_k" => Some(Element::KQuant(KQuant::Q4)),
+        "q5_k" => Some(Element::KQuant(KQuant::Q5)),
+        "q6_k" => Some(Element::KQuant(KQuant::Q6)),
         "mxfp8e4m3" => Some(Element::MxFloat(Minifloat::standard(4, 3))),
         "mxfp8e5m2" => Some(Element::MxFloat(Minifloat::standard(5, 2))),
         "mxfp6e3m2" => Some(Element::MxFloat(Minifloat::standard(3, 2))),
@@ -200,11 +214,17 @@ pub(super) const fn default_granularity(element: &Element) -> Granularity {
     match element {
         Element::Native(_) | Element::Minifloat(_) | Element::Denorm { .. } | Element::Log { .. } => Granularity::None,
         Element::Fixed { fraction: Some(_), .. } => Granularity::None,
-        Element::Fixed { .. } | Element::Int { .. } | Element::Binary { .. } | Element::Ternary => Granularity::Tensor,
+        Element::Fixed { .. }
+        | Element::Int { .. }
+        | Element::FullRange { .. }
+        | Element::Affine { .. }
+        | Element::Binary { .. }
+        | Element::Ternary => Granularity::Tensor,
         Element::Bfp { .. } | Element::BlockMinifloat { .. } | Element::BlockLog { .. } => Granularity::Block(0),
         Element::MxInt { .. } | Element::MxFloat(_) => Granularity::Block(32),
         Element::NvFp4 => Granularity::Block(16),
         Element::NormalFloat { .. } => Granularity::Block(64),
+        Element::KQuant(_) => Granularity::Block(KQuant::BLOCK),
     }
 }
 
@@ -216,6 +236,7 @@ fn apply_options(
     granularity: &mut Granularity,
 ) -> Result<()> {
     let mut chosen: Option<&str> = None;
+    let mut range: Option<(&'static str, Element)> = None;
     for option in options.split(',') {
         let grouped = matches!(element, Element::Int { .. });
         let signs = matches!(element, Element::Binary { .. } | Element::Ternary);
@@ -229,6 +250,13 @@ fn apply_options(
                     return Err(wrong(text, TextFault::UnitLevels));
                 }
                 Granularity::None
+            }
+            "full" | "offset" if grouped => {
+                let ranged = real_range(text, name, option, element)?;
+                if range.replace(ranged).is_some() {
+                    return Err(wrong(text, TextFault::Twice { option: ranged.0 }));
+                }
+                continue;
             }
             "mse" if calibrated => {
                 if let Element::Fixed { mse, .. } = element {
@@ -255,8 +283,8 @@ fn apply_options(
                 _ => return Err(wrong(text, TextFault::Group { option: option.to_owned() })),
             },
             _ => {
-                let accepted = if grouped {
-                    "tensor, channel, gN"
+                let accepted = if let Element::Int { signed, .. } = element {
+                    if *signed { "tensor, channel, gN, full" } else { "tensor, channel, gN, offset" }
                 } else if signs {
                     "unit, tensor, channel"
                 } else if calibrated {
@@ -276,7 +304,26 @@ fn apply_options(
         }
         *granularity = next;
     }
+    if let Some((option, ranged)) = range {
+        if !matches!(granularity, Granularity::Block(_)) {
+            return Err(wrong(text, TextFault::GroupMissing { name: name.to_owned(), option }));
+        }
+        *element = ranged;
+    }
     Ok(())
+}
+
+/// The element of `intW:gN,full` or `uintW:gN,offset`.
+fn real_range(text: &str, name: &str, option: &str, element: &Element) -> Result<(&'static str, Element)> {
+    let no = |option| wrong(text, TextFault::NoOption { name: name.to_owned(), option });
+    let (option, width, ranged) = match (option, element) {
+        ("full", &Element::Int { width, signed: true }) => ("full", width, Element::FullRange { width }),
+        ("offset", &Element::Int { width, signed: false }) => ("offset", width, Element::Affine { width }),
+        ("full", _) => return Err(no("full")),
+        _ => return Err(no("offset")),
+    };
+    Scanner(&width.to_string()).number(text, "width", 2..=MAX_REAL_RANGE.into())?;
+    Ok((option, ranged))
 }
 
 #[cfg(test)]
@@ -294,7 +341,14 @@ mod tests {
             ("int8:channel,tensor", "contradict"),
             ("int8:g0", "outside 1..65536"),
             ("binary2:unit", "contradicts"),
-            ("int8:mse", "takes: tensor, channel, gN"),
+            ("int8:mse", "takes: tensor, channel, gN, full"),
+            ("uint8:mse", "takes: tensor, channel, gN, offset"),
+            ("int4:full", "write for example 'int4:g32,full'"),
+            ("uint4:channel,offset", "write for example 'uint4:g32,offset'"),
+            ("int4:g32,offset", "'int4' has no option 'offset'"),
+            ("uint4:g32,full", "'uint4' has no option 'full'"),
+            ("int9:g32,full", "9 is outside 2..8"),
+            ("int4:g32,full,full", "twice"),
             ("e9m3", "outside 1..8"),
             ("denorm5e4", "leave no mantissa"),
             ("fixed8.", "fraction bits is missing"),

@@ -22,6 +22,8 @@ impl fmt::Display for Format {
                     write!(f, ".{fraction}")?;
                 }
             }
+            Element::FullRange { width } => write!(f, "int{width}")?,
+            Element::Affine { width } => write!(f, "uint{width}")?,
             Element::Int { width, signed } => write!(f, "{}int{width}", if signed { "" } else { "u" })?,
             Element::Minifloat(float) => {
                 write!(f, "e{}m{}", float.exponent, float.mantissa)?;
@@ -45,17 +47,20 @@ impl fmt::Display for Format {
             Element::MxFloat(Minifloat { exponent: 2, mantissa: 1, .. }) => f.write_str("mxfp4")?,
             Element::MxFloat(float) => write!(f, "mxfp{}e{}m{}", float.width(), float.exponent, float.mantissa)?,
             Element::NvFp4 => f.write_str("nvfp4")?,
+            Element::KQuant(kind) => write!(f, "q{}_k", kind.width())?,
             Element::NormalFloat { width } => write!(f, "nf{width}")?,
         }
         let signs = matches!(self.element, Element::Binary { .. } | Element::Ternary);
         match self.granularity {
-            Granularity::Block(size) if matches!(self.element, Element::Int { .. }) => write!(f, ":g{size}")?,
+            Granularity::Block(size) if is_integer(&self.element) => write!(f, ":g{size}")?,
             Granularity::Block(size) if default_granularity(&self.element) != self.granularity => write!(f, "/{size}")?,
             Granularity::Channel => f.write_str(":channel")?,
             Granularity::None if signs => f.write_str(":unit")?,
             _ => {}
         }
         match self.element {
+            Element::FullRange { .. } => f.write_str(",full"),
+            Element::Affine { .. } => f.write_str(",offset"),
             Element::Fixed { mse: true, .. } if self.granularity == Granularity::Channel => f.write_str(",mse"),
             Element::Fixed { mse: true, .. } => f.write_str(":mse"),
             Element::Minifloat(float)
@@ -68,6 +73,11 @@ impl fmt::Display for Format {
             _ => Ok(()),
         }
     }
+}
+
+/// True where groups are written `:gN`.
+const fn is_integer(element: &Element) -> bool {
+    matches!(element, Element::Int { .. } | Element::FullRange { .. } | Element::Affine { .. })
 }
 
 #[cfg(test)]
@@ -94,6 +104,8 @@ mod tests {
             ("binary1", "binary"),
             ("e3m2:finite", "e3m2"),
             ("fixed8:mse,channel", "fixed8:channel,mse"),
+            ("int4:full,g32", "int4:g32,full"),
+            ("uint4:offset,g32", "uint4:g32,offset"),
             ("fixed8.0", "fixed8.0"),
             ("fixed8.-3", "fixed8.-3"),
         ] {

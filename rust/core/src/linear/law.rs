@@ -228,7 +228,7 @@ fn hold(count: usize, work: usize) -> usize {
 
 #[test]
 fn the_kernel_that_is_named_is_the_one_that_runs() {
-    let count = fewer(10_000);
+    let count = fewer(20_000);
     assert!(hold(count, fewer(1 << 22)) >= count);
 }
 

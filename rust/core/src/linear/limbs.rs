@@ -25,6 +25,9 @@ pub(super) fn decoded_limbs(format: Format) -> usize {
         Grid::Integer { layout: Integers::Offset, .. } => width,
         Grid::Integer { lo: 0, .. } => width,
         Grid::Integer { .. } => width - 1,
+        // A step and an offset of 11 bits or more each, at any distance.
+        Grid::Affine { .. } if format.has_offsets() => 24,
+        Grid::Affine { .. } => width,
         Grid::Float(float) => float.mantissa as usize + 1,
         Grid::Levels(1) => 1,
         Grid::Book(_) | Grid::Levels(_) => 24,

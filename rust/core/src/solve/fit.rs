@@ -10,7 +10,7 @@ use super::reference::{self, EXACT, SMALLEST, power};
 use super::round::{All, Book, Floats, Integers, Round, Scales, Sums, with_round};
 use crate::codec::grid::GroupScale;
 use crate::codec::group_scales::Work;
-use crate::codec::scale::{mse_candidates, real_bits, resolve_real};
+use crate::codec::scale::{mse_candidates, real_bits, resolve_real, signed_half};
 use crate::codec::scale_search::{Chooser, RawScale};
 use crate::float::to_f32_saturating;
 use crate::float::tree_sum;
@@ -47,7 +47,8 @@ fn measure(level: Level, query: &Query<'_>, scale: &GroupScale) -> Moments {
 fn measure_in_lanes(query: &Query<'_>, scale: &GroupScale) -> Moments {
     let scales = Scales::splat(query.numbers, scale);
     with_round!(query.numbers, &scales, |round| {
-        let units = Units { inverse: scales.inverse.0[0], ratio: scales.step.0[0] / query.unit };
+        let (inverse, offset) = (scales.inverse.0[0], scales.offset.0[0]);
+        let units = Units { inverse, offset, ratio: scales.step.0[0] / query.unit };
         match (query.power == 2.0, query.affine) {
             (true, false) => measure_as::<_, false, false>(query, &units, &round),
             (true, true) => measure_as::<_, false, true>(query, &units, &round),
@@ -96,6 +97,7 @@ fn measure_as<R: Round, const LP: bool, const AFFINE: bool>(query: &Query<'_>, u
 /// From values to steps, and from steps to the unit of errors.
 struct Units {
     inverse: f32,
+    offset: f32,
     ratio: f32,
 }
 
@@ -111,7 +113,7 @@ fn add_to<R: Round, const LP: bool, const AFFINE: bool>(
 ) {
     let [error, cc, uc, squares, sum_w, sum_c, sum_u] = sums;
     for lane in 0..LANES {
-        let u = x[lane] * units.inverse;
+        let u = (x[lane] - units.offset) * units.inverse;
         let c = round.round(u, lane);
         let r = (u - c).abs() * units.ratio;
         let square = r * r;
@@ -161,14 +163,14 @@ impl Fit<'_> {
     /// The best scale found for `x`, at least as good as `start`. `weights`: one for each value, or none.
     pub(super) fn best(&self, x: &[f32], weights: &[f32], start: RawScale) -> RawScale {
         let (numbers, power) = (self.numbers, self.power);
-        let affine = matches!(self.work.chooser, Chooser::Asymmetric { .. });
+        let affine = matches!(self.work.chooser, Chooser::Asymmetric { .. } | Chooser::Affine { .. });
         let unit = to_f32_saturating(self.work.resolve(&start).step);
-        if unit < TINY {
+        if unit.abs() < TINY {
             return start;
         }
         let query = Query { x, weights, numbers, power, affine, unit };
         match self.work.chooser {
-            Chooser::Unit(_) => start,
+            Chooser::Unit(_) | Chooser::Carried => start,
             Chooser::Exponent { .. } => {
                 let codes = mse_candidates(&self.work.chooser, start.bits[0] as u8).into_iter().flatten();
                 self.best_of(&query, start, codes.map(RawScale::code))
@@ -251,6 +253,12 @@ impl Fit<'_> {
             // u = t c + offset, and the offset moves the zero point.
             let t = (m.w * m.uc - m.u * m.c) / flat;
             let offset = (m.u - t * m.c) / m.w;
+            if matches!(self.work.chooser, Chooser::Affine { .. }) {
+                let scale = self.work.resolve(raw);
+                let moved = scale.offset + offset * scale.step;
+                let bits = [signed_half(scale.step * positive(t)?, false), signed_half(moved, true), 0, 0];
+                return (bits != raw.bits).then_some(RawScale { bits, zero: 0 });
+            }
             let top = f64::from(u32::MAX >> (32 - self.work.width));
             let zero = (f64::from(raw.zero) - offset / t).round_ties_even().clamp(0.0, top);
             RawScale { zero: zero as u16, ..self.times(raw, positive(t)?) }

@@ -159,7 +159,8 @@ fn solve_in_lanes(tile: &mut Tile<'_>, shared: &Shared<'_>) {
         let cost = shared.weights[k];
         with_round!(shared.numbers, &scales, |round| {
             for lane in 0..LANES {
-                let q = round.round(v.0[lane] * scales.inverse.0[lane], lane) * scales.step.0[lane];
+                let offset = scales.offset.0[lane];
+                let q = round.round((v.0[lane] - offset) * scales.inverse.0[lane], lane) * scales.step.0[lane] + offset;
                 let r = v.0[lane] - q;
                 loss.0[lane] += r * r * cost;
                 errors[k].0[lane] -= q;

@@ -14,9 +14,9 @@ mod reference;
 mod round;
 mod wide_sums;
 
-use crate::codec::check_len;
 use crate::codec::group_scales::Work;
 use crate::codec::scale_search::{RawScale, ScaleRule, load_scale, store_scale};
+use crate::codec::{check_encodes, check_len};
 use crate::error::{Error, FormatError, Result, ShapeError};
 use crate::float_state::FloatState;
 use crate::format::{Format, Granularity, ScaleType};
@@ -175,6 +175,7 @@ fn gptq_at(
     table: ScaleTable<'_>,
 ) -> Result<()> {
     let _state = FloatState::standard();
+    check_encodes(format)?;
     let (rows, columns) = (block.loss.len(), block.groups.len());
     check_len(format, "values", block.values.len(), rows * columns)?;
     check_len(format, "errors", block.errors.len(), rows * columns)?;
@@ -240,6 +241,7 @@ fn fit_at(
     table: ScaleTable<'_>,
 ) -> Result<()> {
     let _state = FloatState::standard();
+    check_encodes(format)?;
     if !(power > 0.0 && power <= 2.0) {
         return Err(FormatError::Norm { power }.into());
     }

@@ -17,7 +17,7 @@ pub(super) type Tile = [Sixteen; LANES];
 pub(super) enum Numbers {
     /// All of float32.
     All,
-    /// Integers, counted from the zero point.
+    /// Integers, counted from the zero point, or the offset.
     Integers { lo: f32, hi: f32 },
     /// Floats of `23 - drop` mantissa bits; below `smallest` the step stays the same, and adding `magic` rounds to it.
     Floats { drop: u32, smallest: f32, magic: f32, top: f32 },
@@ -31,6 +31,7 @@ impl Numbers {
     pub(super) fn of(grid: &Grid) -> Self {
         match *grid {
             Grid::Integer { lo, hi, .. } => Self::Integers { lo: lo as f32, hi: hi as f32 },
+            Grid::Affine { lo, hi } => Self::Integers { lo: lo as f32, hi: hi as f32 },
             Grid::Float(FloatGrid { mantissa, .. }) if mantissa >= 23 => Self::All,
             Grid::Float(FloatGrid { mantissa, emin, top, .. }) => Self::Floats {
                 drop: 23 - mantissa,

@@ -94,10 +94,10 @@ fn exp2(v: f32) -> f32 {
 /// Step and its inverse, both finite. A group of zeros has step 0, and everything in it becomes 0.
 pub(super) fn step_and_inverse(scale: &GroupScale) -> (f32, f32) {
     let step = to_f32_saturating(scale.step);
-    (step, if step > 0.0 { (1.0 / step).min(f32::MAX) } else { 0.0 })
+    (step, if step == 0.0 { 0.0 } else { (1.0 / step).clamp(-f32::MAX, f32::MAX) })
 }
 
-/// The number of a format nearest to `u`, which is in steps of `scale`.
+/// The number of a format nearest to `u`, which is in steps of `scale`, counted from its offset.
 pub(super) fn nearest(numbers: &Numbers, scale: &GroupScale, u: f32) -> f32 {
     match *numbers {
         Numbers::All => u,
@@ -150,8 +150,9 @@ impl Row<'_> {
                 current = scale(&values[k..end], &weights[k..end], groups[k] as usize);
             }
             let (step, inverse) = step_and_inverse(&current);
+            let offset = current.offset as f32;
             let v = feed(values[k], &errors[fed..k], &feedback[k * columns + fed..]);
-            let q = nearest(numbers, &current, v * inverse) * step;
+            let q = nearest(numbers, &current, (v - offset) * inverse) * step + offset;
             loss += (v - q) * (v - q) * weights[k];
             errors[k] -= q;
             values[k] = q;
@@ -163,14 +164,14 @@ impl Row<'_> {
 /// The error of a group under a scale, and the sums that tell a better one.
 pub(super) fn measure(query: &Query<'_>, scale: &GroupScale) -> Moments {
     let (step, inverse) = step_and_inverse(scale);
-    let ratio = step / query.unit;
+    let (offset, ratio) = (scale.offset as f32, step / query.unit);
     let quadratic = query.power == 2.0;
     let mut all = Moments::default();
     for (piece, x) in query.x.chunks(EXACT).enumerate() {
         let mut sums = [[0.0f32; LANES]; Moments::COUNT];
         for (i, &x) in x.iter().enumerate() {
             let weight = query.weights.get(piece * EXACT + i).copied().unwrap_or(1.0);
-            let u = x * inverse;
+            let u = (x - offset) * inverse;
             let c = nearest(query.numbers, scale, u);
             let r = (u - c).abs() * ratio;
             let bent = if r > SMALLEST { r } else { SMALLEST };

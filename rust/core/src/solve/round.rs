@@ -13,6 +13,8 @@ use crate::simd::{Floats as F, Line};
 pub(super) struct Scales {
     pub(super) step: F,
     pub(super) inverse: F,
+    /// Taken from values before they are counted in steps.
+    pub(super) offset: F,
     zero: F,
     /// Value of each of sixteen codes; empty but for sums of levels.
     sums: Vec<F>,
@@ -21,7 +23,13 @@ pub(super) struct Scales {
 impl Scales {
     /// Scale 1 in all lanes.
     pub(super) const fn unit() -> Self {
-        Self { step: F::splat(1.0), inverse: F::splat(1.0), zero: F::splat(0.0), sums: Vec::new() }
+        Self {
+            step: F::splat(1.0),
+            inverse: F::splat(1.0),
+            offset: F::splat(0.0),
+            zero: F::splat(0.0),
+            sums: Vec::new(),
+        }
     }
 
     /// One scale for all lanes.
@@ -29,12 +37,14 @@ impl Scales {
     pub(super) fn splat(numbers: &Numbers, scale: &GroupScale) -> Self {
         let (step, inverse) = step_and_inverse(scale);
         let sums = sums_of(numbers, scale).map(F::splat).collect();
-        Self { step: F::splat(step), inverse: F::splat(inverse), zero: F::splat(scale.zero as f32), sums }
+        let (offset, zero) = (F::splat(scale.offset as f32), F::splat(scale.zero as f32));
+        Self { step: F::splat(step), inverse: F::splat(inverse), offset, zero, sums }
     }
 
     /// Gives one lane its scale.
     pub(super) fn set(&mut self, lane: usize, numbers: &Numbers, scale: &GroupScale) {
         (self.step.0[lane], self.inverse.0[lane]) = step_and_inverse(scale);
+        self.offset.0[lane] = scale.offset as f32;
         self.zero.0[lane] = scale.zero as f32;
         self.sums.resize(sums_of(numbers, scale).count(), F::splat(0.0));
         for (lanes, sum) in self.sums.iter_mut().zip(sums_of(numbers, scale)) {
@@ -179,7 +189,7 @@ mod tests {
             let numbers = Numbers::of(&work.grid);
             let zero = if format.has_zeros() { 3 } else { 0 };
             let step = if matches!(numbers, Numbers::Sums(_)) { 1.0 } else { 0.25 };
-            let scale = GroupScale { step, zero, levels: [0.7, 0.4, 0.15, 0.1] };
+            let scale = GroupScale { step, zero, offset: 0.0, levels: [0.7, 0.4, 0.15, 0.1] };
             let scales = Scales::splat(&numbers, &scale);
             for i in -4000..4000 {
                 let x = (i as f32 * 0.004).sinh() * 1e-3 + i as f32 * 1.37e-3;

@@ -71,12 +71,13 @@ pub struct Sparse<'a> {
     pub starts: &'a [u64],
 }
 
-/// True for formats whose codes of 0 may be left out: at most 8 bits, no zero points, and 0 is the code of +0.
+/// True for formats whose codes of 0 may be left out: at most 8 bits, no zero points or offsets, and 0 is the code of +0.
 pub fn takes(format: Format) -> bool {
     let width = format.width();
-    let one = GroupScale { step: 1.0, zero: 0, levels: [1.0; 4] };
+    let one = GroupScale { step: 1.0, zero: 0, offset: 0.0, levels: [1.0; 4] };
     width <= MOST_WIDTH
         && !format.has_zeros()
+        && !format.has_offsets()
         && f64::from(decode_element(&Grid::of(format), width, 0, &one)).to_bits() == 0
 }
 

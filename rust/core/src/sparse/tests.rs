@@ -117,12 +117,22 @@ fn bits_that_do_not_match_are_refused_by_name() {
 #[test]
 fn formats_are_taken_where_code_0_is_plus_zero() {
     let taken = |text: &str| takes(Format::parse(text).unwrap());
-    for text in
-        ["int8:g32", "int4:g32", "int6:channel", "mxint8", "mxfp4", "mxfp6e3m2", "nvfp4", "bfp8/16", "e4m3", "log8"]
-    {
+    for text in [
+        "int8:g32",
+        "int4:g32",
+        "int4:g32,full",
+        "int6:channel",
+        "mxint8",
+        "mxfp4",
+        "mxfp6e3m2",
+        "nvfp4",
+        "bfp8/16",
+        "e4m3",
+        "log8",
+    ] {
         assert!(taken(text), "{text}");
     }
-    for text in ["nf4", "nf3", "uint8:g32", "binary", "int12", "fp16"] {
+    for text in ["nf4", "nf3", "uint8:g32", "uint4:g32,offset", "binary", "int12", "fp16"] {
         assert!(!taken(text), "{text}");
     }
     for text in catalogue() {

@@ -6,7 +6,7 @@ use octavo_core::{DType, Format, Layout, Nonfinite, Options, Packed, PackedMut, 
 use proptest::prelude::*;
 
 /// Formats beyond the catalogue: odd widths, blocks and biases.
-pub(crate) const MORE: [&str; 16] = [
+pub(crate) const MORE: [&str; 20] = [
     "fixed17.3",
     "fixed32.16",
     "ufixed5:channel",
@@ -23,6 +23,10 @@ pub(crate) const MORE: [&str; 16] = [
     "bm13e2/9",
     "mxint5/7",
     "nvfp4/5",
+    "int2:g3,full",
+    "int8:g33,full",
+    "uint3:g7,offset",
+    "uint8:g40,offset",
 ];
 pub(crate) const RULES: [ScaleRule; 3] = [ScaleRule::Floor, ScaleRule::Ceil, ScaleRule::Mse];
 

@@ -12,8 +12,8 @@ mod refusals;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use octavo_core::codec;
-use octavo_core::format::catalogue;
-use octavo_core::{DType, Format, Level, Nonfinite, Options, ScaleRule, Sizes};
+use octavo_core::format::{KQuant, catalogue};
+use octavo_core::{DType, Format, Layout, Level, Nonfinite, Options, ScaleRule, Sizes};
 use octavo_core::{pack_rows, packed_bytes, pool, unpack_rows};
 use proptest::prelude::*;
 
@@ -120,5 +120,37 @@ fn results_do_not_depend_on_thread_count() {
             assert_eq!(results(&case), wanted, "{text}, {threads} threads");
         }
         pool::set_num_threads(0).expect("the default");
+    }
+}
+
+#[test]
+fn blocks_of_k_quants_decode_alike_at_every_level_in_any_number_of_threads() {
+    let _turn = settings();
+    for kind in KQuant::ALL {
+        let format = Format::parse(&format!("q{}_k", kind.width())).expect("a format");
+        for (rows, k) in [(1, 1), (3, 256), (2, 1000), (5, 16_640)] {
+            let layout = Layout::new(&[rows, k], -1, format).expect("a shape");
+            let sizes = Sizes::new(format, &layout).expect("small sizes");
+            // Any bytes, infinite and NaN scales among them.
+            let bytes = |count: usize| (0..count as u32).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 23) as u8).collect();
+            let parts = Parts { codes: bytes(sizes.codes), scales: bytes(sizes.scales), zeros: vec![], levels: vec![] };
+            let values = |dtype| {
+                let mut out = Tensor::of(&vec![0; rows * k], dtype);
+                codec::decode(parts.read(), layout, format, out.values_mut()).expect("decode");
+                out.meaning()
+            };
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                Level::force(Some(Level::Scalar)).expect("scalar is always there");
+                let wanted = values(dtype);
+                for level in Level::available() {
+                    Level::force(Some(level)).expect("a level of this machine");
+                    assert_eq!(values(dtype), wanted, "{format} {level:?}");
+                }
+                Level::force(None).expect("the highest level");
+                pool::set_num_threads(3).expect("a few threads");
+                assert_eq!(values(dtype), wanted, "{format}, 3 threads");
+                pool::set_num_threads(0).expect("the default");
+            }
+        }
     }
 }

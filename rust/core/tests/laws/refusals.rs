@@ -116,3 +116,21 @@ fn shapes_that_overflow_are_errors() {
     }
     assert!(Layout::new(&[], -1, format).is_err());
 }
+
+#[test]
+fn nothing_is_encoded_in_k_quants() {
+    for (text, instead) in
+        [("q2_k", "uint2:g32,offset"), ("q3_k", "int3:g32,full"), ("q4_k", "uint4:g32,offset"), ("q6_k", "int6:g32")]
+    {
+        let format = Format::parse(text).expect("a format");
+        let layout = Layout::new(&[2, 300], -1, format).expect("a shape");
+        let mut parts = Parts::new(&Sizes::new(format, &layout).expect("small sizes"));
+        let x = Tensor::F32(vec![1.0; 600]);
+        let told = codec::encode(x.values(), layout, format, &Options::default(), parts.write()).expect_err("refused");
+        assert!(told.to_string().contains(&format!("Use '{instead}' instead")), "{told}");
+        assert!(Format::parse(instead).is_ok());
+        let mut out = x.zeros();
+        assert!(codec::quantize(x.values(), layout, format, &Options::default(), out.values_mut()).is_err());
+        assert!(Format::parse(&format!("{text}/32")).is_err() && Format::parse(&format!("{text}/256")).is_ok());
+    }
+}

@@ -133,7 +133,13 @@ KERNEL(THREADS, RESIDENT) decode(const u8 *codes, const u8 *scales, const u8 *ze
     for (int u = 0; u < IN_FLIGHT; u++) {
         i64 column = (first + u * THREADS) * UNIT_SIZE;
 #if ONE_SCALE && GROUPS == GROUPS_BLOCK
+#if STEP == STEP_NESTED
+        (void)bits;
+        s = load_scale(p, 0, column, 0);
+#else
         s = resolve(bits[u], tensor_scale(p));
+        add_offset(s, scales, (first + u * THREADS) / (BLOCK / UNIT_SIZE));
+#endif
 #if ZEROS
         s.zero = zero_point(p, 0, column);
 #endif

@@ -32,8 +32,14 @@ KERNEL(THREADS, 4) gradient(const Word *grad, const Word *x, const u8 *scales, c
 #else
             double step = s.step;
 #endif
+#if GRID == AFFINE
+            double last = HIGHEST * step + (double)s.offset, begin = LOWEST * step + (double)s.offset;
+            high = not_above(last < begin ? begin : last);
+            low = -not_above(-(last < begin ? last : begin));
+#else
             high = not_above((HIGHEST - (double)s.zero) * step);
             low = -not_above(-((LOWEST - (double)s.zero) * step));
+#endif
             group = own;
         }
         float inside = bound(v[i], LARGEST);

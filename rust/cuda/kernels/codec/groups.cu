@@ -9,7 +9,7 @@ DEVICE float cleaned(Word w, bool &nan) {
 }
 
 #if GROUPS == GROUPS_BLOCK
-#if CHOOSER >= FLOOR_EXPONENT
+#if BLOCK_EXPONENT
 // Squared error of a block under a scale code; float32, sixteen lanes by position, added as a tree.
 DEVICE float block_error(const Word *x, i32 count, u32 lane, u32 code, float inverse, float tensor, const float *book) {
     Scale s = resolve(code, tensor);
@@ -40,8 +40,8 @@ KERNEL(THREADS, 4) choose_groups(const Word *x, u8 *scales, u16 *zeros, const fl
     for (i32 i = lane; i < count; i += LANES) {
         bool nan;
         float v = cleaned(x[i], nan);
-        // Both ends of the range with zero in it, as magnitudes, where there is a zero point.
-        u32 up = ZEROS && v < 0 ? 0 : magnitude(v), down = ZEROS && v < 0 ? magnitude(v) : 0;
+        // Both ends of the range with zero in it, as magnitudes, where both are asked for.
+        u32 up = RANGE && v < 0 ? 0 : magnitude(v), down = RANGE && v < 0 ? magnitude(v) : 0;
         top = top < up ? up : top;
         low = low < down ? down : low;
         nans |= nan;
@@ -60,11 +60,22 @@ KERNEL(THREADS, 4) choose_groups(const Word *x, u8 *scales, u16 *zeros, const fl
     bits = real_bits(span / (double)QMAX, span == 0);
     double step = real_scale(bits), zero = step > 0 ? round_even((double)float_of(low) / step) : 0;
     if (there && lane == 0) zeros[group] = (u16)(zero > (double)QMAX ? (double)QMAX : zero);
+#elif CHOOSER == FULL_RANGE
+    (void)rule, (void)policy, (void)levels, (void)book, (void)zeros;
+    // Of two values of one magnitude the negative one.
+    float extreme = low >= top ? -float_of(low) : float_of(top);
+    bits = signed_half((double)(extreme / -(float)QMAX), extreme == 0);
+#elif CHOOSER == RANGE_AND_OFFSET
+    (void)rule, (void)policy, (void)levels, (void)book, (void)zeros;
+    u32 least = signed_half(0.0 - (double)float_of(low), true); // 0 has no sign
+    double span = (double)float_of(top) - (double)from_f16((u16)least);
+    bits = signed_half((span > 0 ? span : 0) / (double)QMAX, top == 0 && low == 0);
+    if (there && lane == 0) keep_scale(scales, group, 1, least);
 #else
     (void)zeros, (void)low;
     float tensor = STEP == STEP_E4M3 ? *levels : 0.0f;
     bits = scale_bits(top, tensor, rule);
-#if CHOOSER >= FLOOR_EXPONENT
+#if BLOCK_EXPONENT
     if (rule == RULE_MSE) {
         float best = 0;
 #if CHOOSER == TWO_LEVELS

@@ -69,6 +69,25 @@ DEVICE u32 code_of_integer(i32 k) {
 // The exact quotient in float64, which never rounds onto a tie that is none.
 DEVICE double quotient(float x, const Scale &s) { return s.step == 0 ? 0.0 : (double)x / (double)s.step; }
 
+#if GRID == AFFINE
+// The integer whose exact `k * step + offset` is nearest to x; ties go to the even one.
+DEVICE i32 nearest_affine(float v, const Scale &s) {
+    if (s.step == 0) return 0;
+    // Two-sum: `far + error` is the exact distance to the offset. Under a negative step both change their signs.
+    double sign = s.step < 0 ? -1.0 : 1.0, x = sign * (double)v, offset = -sign * (double)s.offset;
+    double step = sign * (double)s.step, far = x + offset, part = far - x;
+    double error = (x - (far - part)) + (offset - part);
+    // At most one off; each threshold, half of the step times an odd integer, is a float64.
+    double y = round_even(far / step);
+    i32 k = (i32)(y < (double)LOW ? (double)LOW : y > (double)HIGH ? (double)HIGH : y);
+    double above = ((double)k + 0.5) * step, below = ((double)k - 0.5) * step;
+    bool odd = k & 1, even = !odd;
+    bool up = far > above || (far == above && (error > 0 || (error == 0 && odd)));
+    bool stays = far > below || (far == below && (error > 0 || (error == 0 && even)));
+    return up && k < HIGH ? k + 1 : !stays && k > LOW ? k - 1 : k;
+}
+#endif
+
 #if GRID == SIGNED_LEVELS
 // Whether x is not below the exact mean of two numbers that may lie far apart.
 DEVICE bool reaches_mean(float v, float a, float b) {
@@ -115,6 +134,8 @@ DEVICE u32 code_of(float x, const Scale &s, const float *book) {
     for (u32 i = 1; i < 1u << LEVELS; i++)
         if (reaches_mean(x, s.sums[i - 1], s.sums[i])) code = s.codes[i];
     return code;
+#elif GRID == AFFINE
+    return (u32)nearest_affine(x, s) & MASK;
 #elif WIDE
     double y = round_even((double)x * double_of((u64)(1023 - s.exponent) << 52));
     y = y < (double)LOW ? (double)LOW : y > (double)HIGH ? (double)HIGH : y;

@@ -12,6 +12,7 @@
 #define FLOAT 3
 #define CODE_BOOK 4
 #define SIGNED_LEVELS 5
+#define AFFINE 6
 
 #define STEP_NONE 0
 #define STEP_F32 1
@@ -19,6 +20,7 @@
 #define STEP_E8M0 3
 #define STEP_E4M3 4
 #define STEP_FRACTION 5
+#define STEP_NESTED 6
 // The step is a power of two.
 #define POWER (STEP == STEP_NONE || STEP == STEP_E8M0 || STEP == STEP_FRACTION)
 
@@ -54,6 +56,7 @@ struct Scale {
     float inverse[3];  // 2^-exponent, or about 1 / step in the first
     i32 exponent, zero;
     bool exact;        // `inverse` may be used
+    float offset;
     float levels[4];
 #if GRID == SIGNED_LEVELS
     float sums[1 << LEVELS];
@@ -163,11 +166,11 @@ DEVICE void fill_book(float *book) {
 DEVICE float number_of(u32 code, const Scale &s, const float *book, i32 &exponent) {
     (void)s, (void)book;
     exponent = 0;
-#if GRID == TWOS && LOW < 0 && WIDTH <= 22
+#if (GRID == TWOS || GRID == AFFINE) && LOW < 0 && WIDTH <= 22
     return float_of(code ^ (0x4b000000 | SIGN)) - (8388608.0f + (float)SIGN);
 #elif GRID == TWOS && LOW < 0
     return (float)((i32)(code << (32 - WIDTH)) >> (32 - WIDTH));
-#elif GRID == TWOS
+#elif GRID == TWOS || GRID == AFFINE
     return (float)code;
 #elif GRID == SIGNED_MAGNITUDE
     return float_of(bits_of((float)(code & (SIGN - 1))) | (code & SIGN) << (32 - WIDTH));
@@ -186,6 +189,10 @@ DEVICE float scaled(float number, i32 exponent, const Scale &s, float limit) {
     i32 e = between(exponent + s.exponent, -253, 254), first = between(e, -126, 127);
     float v = number * power(first) * power(e - first);
     if (STEP == STEP_E8M0 && is_nan(s.step)) v = s.step;
+#elif GRID == AFFINE
+    // The product is exact: one rounding, and +0 where both are zero.
+    float v = number * s.step + s.offset;
+    (void)exponent;
 #elif STEP == STEP_NONE || STEP == STEP_FRACTION
     float v = times_power(number, s);
     (void)exponent;

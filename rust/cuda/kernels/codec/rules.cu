@@ -1,6 +1,6 @@
 // From the values of a group to its scale. Twin of octavo-core's codec::scale.
 //
-// Macros: CHOOSER one of the kinds below; QMAX of linear scales, EMAX and FITS of shared exponents, HIGHEST number at
+// Macros: CHOOSER one of the kinds below; QMAX of linear scales, RANGE 1 where both ends of the values are asked for, EMAX and FITS of shared exponents, HIGHEST number at
 // scale 1.
 
 #define UNIT_SCALE 0
@@ -13,6 +13,8 @@
 #define FITTING_EXPONENT 7
 #define NEAREST_POWER 8
 #define TWO_LEVELS 9
+#define FULL_RANGE 10
+#define RANGE_AND_OFFSET 11
 
 #define RULE_FLOOR 0
 #define RULE_CEIL 1
@@ -21,6 +23,7 @@
 #define POLICY_SATURATE 1
 #define POLICY_NAN 2
 
+#define BLOCK_EXPONENT (CHOOSER >= FLOOR_EXPONENT && CHOOSER <= TWO_LEVELS)
 #define LARGEST_CODE (CHOOSER == TWO_LEVELS ? 126 : 254)
 
 // Bits of a positive scale, never 0 for a group that is not all zero.
@@ -30,6 +33,16 @@ DEVICE u32 real_bits(double scale, bool all_zero) {
     return all_zero ? 0 : bits > 1 ? bits : 1;
 }
 
+#if CHOOSER == FULL_RANGE || CHOOSER == RANGE_AND_OFFSET
+// Bits of the float16 nearest to a number with a sign, the largest one beyond them; never 0 unless `or_zero`.
+DEVICE u32 signed_half(double value, bool or_zero) {
+    double size = value < 0 ? -value : value;
+    u32 half = real_bits(size, false);
+    if (or_zero && to_f16(bound((float)size, 65504.0f)) == 0) return 0;
+    return half | (value < 0 ? 0x8000u : 0u);
+}
+#endif
+
 // The significand, with bit 23 set, and the exponent of a magnitude that is not 0.
 DEVICE i32 take_apart(u32 magnitude, u32 &significand) {
     i32 e = (i32)(magnitude >> 23), zeros = leading_zeros(magnitude);
@@ -37,7 +50,7 @@ DEVICE i32 take_apart(u32 magnitude, u32 &significand) {
     return e ? e - 127 : -118 - zeros;
 }
 
-#if CHOOSER >= FLOOR_EXPONENT
+#if BLOCK_EXPONENT
 // The scale that a block's stored code stands for.
 DEVICE double block_step(u32 code, float tensor) {
 #if CHOOSER == TWO_LEVELS
@@ -91,7 +104,7 @@ DEVICE u32 block_code(u32 absmax, float tensor, i32 rule) {
 }
 #endif
 
-#if CHOOSER == SYMMETRIC || CHOOSER >= FLOOR_EXPONENT
+#if CHOOSER == SYMMETRIC || BLOCK_EXPONENT
 // Stored bits of a group's scale from its largest magnitude.
 DEVICE u32 scale_bits(u32 absmax, float tensor, i32 rule) {
 #if CHOOSER == SYMMETRIC

@@ -1,7 +1,7 @@
 // Stored scales: where they lie and what they mean. Twin of octavo-core's codec::scale and codec::work.
 //
 // Macros: GROUPS 0 none, 1 a tensor, 2 a row, 3 BLOCK elements of a row; SHIFT of E8M0 steps, UNIT exponent of formats
-// without scales; PER_GROUP scales of a group; ZEROS 1 with zero points.
+// without scales; PER_GROUP scales of a group, of GRID AFFINE a step and an offset; ZEROS 1 with zero points.
 
 #define GROUPS_NONE 0
 #define GROUPS_TENSOR 1
@@ -45,7 +45,7 @@ DEVICE u32 raw_scale(const u8 *scales, i64 group, int i) {
 #if STEP == STEP_F32
     return ((const u32 *)scales)[group * PER_GROUP + i];
 #elif STEP == STEP_F16
-    return ((const u16 *)scales)[group];
+    return ((const u16 *)scales)[group * PER_GROUP + i];
 #elif STEP == STEP_NONE
     return 0;
 #else
@@ -56,7 +56,7 @@ DEVICE void keep_scale(u8 *scales, i64 group, int i, u32 bits) {
 #if STEP == STEP_F32
     ((u32 *)scales)[group * PER_GROUP + i] = bits;
 #elif STEP == STEP_F16
-    ((u16 *)scales)[group] = (u16)bits;
+    ((u16 *)scales)[group * PER_GROUP + i] = (u16)bits;
 #elif STEP != STEP_NONE
     scales[group] = (u8)bits;
 #endif
@@ -95,6 +95,42 @@ DEVICE Scale resolve(u32 bits, float tensor) {
     return s;
 }
 
+// Gives a scale the offset of its group, where groups have one. Zero has no sign.
+DEVICE void add_offset(Scale &s, const u8 *scales, i64 group) {
+#if GRID == AFFINE && PER_GROUP == 2
+    s.offset = real_scale(raw_scale(scales, group, 1)) + 0.0f;
+#else
+    (void)s, (void)scales, (void)group;
+#endif
+}
+
+#if STEP == STEP_NESTED
+// Step and offset of a group of a K-quant's block, from its bytes that are no codes. NESTED: bits of a code. Twin of
+// octavo-core's codec::kquants.
+DEVICE Scale nested_scale(const u8 *block, i32 group) {
+    Scale s = {};
+    const i32 last = NESTED == 4 || NESTED == 5 ? 0 : PER_GROUP - (NESTED == 2 ? 4 : 2);
+    float d = from_f16((u16)(block[last] | block[last + 1] << 8)), least = 0;
+    if (NESTED != 3 && NESTED != 6) least = from_f16((u16)(block[last + 2] | block[last + 3] << 8));
+    i32 scale = 0, low = 0;
+#if NESTED == 2
+    scale = block[group] & 15, low = block[group] >> 4;
+#elif NESTED == 3
+    scale = (i32)(block[group % 8] >> 4 * (group / 8) & 15 | (block[8 + group % 4] >> 2 * (group / 4) & 3) << 4) - 32;
+#elif NESTED == 6
+    scale = (i8)block[group];
+#else
+    const u8 *six = block + 4;
+    scale = group < 4 ? six[group] & 63 : six[group + 4] & 15 | six[group - 4] >> 6 << 4;
+    low = group < 4 ? six[group + 4] & 63 : six[group + 4] >> 4 | six[group] >> 6 << 4;
+#endif
+    // Exact products.
+    s.step = d * (float)scale;
+    s.offset = -(least * (float)low) + 0.0f;
+    return s;
+}
+#endif
+
 DEVICE float tensor_scale(const Parts &p) { return STEP == STEP_E4M3 ? *p.levels : 0.0f; }
 
 #if ZEROS
@@ -106,13 +142,17 @@ DEVICE i32 zero_point(const Parts &p, i64 row, i64 column) {
 
 DEVICE Scale load_scale(const Parts &p, i64 row, i64 column, float tensor) {
     i64 group = group_of(p, row, column);
-#if GRID == SIGNED_LEVELS
+#if STEP == STEP_NESTED
+    (void)tensor;
+    return nested_scale(p.scales + group * PER_GROUP, (i32)(column % BLOCK) / SUBGROUP);
+#elif GRID == SIGNED_LEVELS
     Scale s = {};
 #pragma unroll
     for (int i = 0; i < LEVELS; i++) s.levels[i] = STEP == STEP_NONE ? 1.0f : float_of(raw_scale(p.scales, group, i));
     return s;
 #else
     Scale s = resolve(raw_scale(p.scales, group, 0), tensor);
+    add_offset(s, p.scales, group);
 #if ZEROS
     s.zero = zero_point(p, row, column);
 #endif

@@ -1,6 +1,7 @@
 //! Launches of each codec operation. All lengths are checked before a launch is made. A tensor without elements needs no
 //! launch; the caller fills its parts, if any, with zeros.
 
+use octavo_core::error::FormatError;
 use octavo_core::format::Granularity;
 use octavo_core::{DType, Error, Format, Layout, Nonfinite, ScaleRule, Sizes};
 
@@ -116,6 +117,9 @@ pub fn quantize(
 }
 
 pub(super) fn check_options(format: Format, how: &Encoding) -> Result<()> {
+    if format.is_carried() {
+        return Err(octavo_core::Error::from(FormatError::Carried { format }).into());
+    }
     let text = if how.rule != ScaleRule::Floor && !format.is_block() {
         format!(
             "'{format}' has no block scale, so scale='ceil' and 'mse' do not apply; they are for mx*, bfp, bm, blog and nvfp4"

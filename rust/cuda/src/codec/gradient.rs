@@ -40,7 +40,8 @@ pub fn gradient(
     if layout.is_empty() {
         return Ok(Vec::new());
     }
-    let from_absmax = matches!(Chooser::of(format), Chooser::Symmetric { .. } | Chooser::Asymmetric { .. });
+    let from_absmax =
+        matches!(Chooser::of(format), Chooser::Symmetric { .. } | Chooser::Asymmetric { .. } | Chooser::Affine { .. });
     let free = !how.given && (from_absmax || how.rule == ScaleRule::Ceil);
     let policy = Nonfinite::Saturate;
     let scales = Scales { format, dtype, layout, sizes: &sizes, x, parts, scratch: &scratch, rule: how.rule, policy };

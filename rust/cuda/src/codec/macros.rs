@@ -49,6 +49,11 @@ fn grid(all: &mut Macros, format: Format) {
             put(all, "LOW", *lo);
             put(all, "HIGH", *hi);
         }
+        Grid::Affine { lo, hi } => {
+            put(all, "GRID", 6);
+            put(all, "LOW", (*lo).into());
+            put(all, "HIGH", (*hi).into());
+        }
         Grid::Float(float) => {
             put(all, "GRID", 3);
             put(all, "MANTISSA", i64::from(float.mantissa));
@@ -88,6 +93,7 @@ fn scale(all: &mut Macros, format: Format) {
         Some(ScaleType::E8M0) => 3,
         Some(ScaleType::E4M3) => 4,
         Some(ScaleType::I8) => 5,
+        Some(ScaleType::Nested) => 6,
     };
     put(all, "STEP", step);
     let (groups, block) = match format.granularity() {
@@ -100,6 +106,10 @@ fn scale(all: &mut Macros, format: Format) {
     put(all, "BLOCK", block.into());
     put(all, "PER_GROUP", format.scales_per_group() as i64);
     put(all, "ZEROS", format.has_zeros().into());
+    if let Element::KQuant(kind) = format.element() {
+        put(all, "NESTED", kind.width().into());
+        put(all, "SUBGROUP", kind.group() as i64);
+    }
 }
 
 fn chooser(all: &mut Macros, format: Format) {
@@ -135,7 +145,17 @@ fn chooser(all: &mut Macros, format: Format) {
                 ExponentRule::NearestPower => 8,
             }
         }
+        // Nothing is encoded.
+        Chooser::Carried => -1,
         Chooser::NvFp4 => 9,
+        Chooser::FullRange { most } => {
+            qmax = f64::from(most);
+            10
+        }
+        Chooser::Affine { qmax: largest } => {
+            qmax = largest;
+            11
+        }
     };
     put(all, "CHOOSER", kind);
     put(all, "UNIT", unit.into());
@@ -144,7 +164,7 @@ fn chooser(all: &mut Macros, format: Format) {
     put(all, "FITS", fits.into());
     put_real(all, "QMAX", qmax);
     let unsigned = matches!(format.element(), Element::Fixed { signed: false, .. });
-    put(all, "RANGE", (format.has_zeros() || unsigned).into());
+    put(all, "RANGE", (format.has_zeros() || unsigned || format.has_signed_scales()).into());
 }
 
 /// The least scale code at which a value may lie beyond the dtype: 0 always, 256 never.
@@ -155,6 +175,8 @@ fn saturates(format: Format, dtype: DType) -> i64 {
         // Codes that no encoder writes are read as well.
         Grid::Integer { layout: Integers::TwosComplement, lo, .. } if lo < 0 => exp2(format.width() as i32 - 1),
         Grid::Levels(levels) => f64::from(levels),
+        // The offset is another float16.
+        Grid::Affine { lo, hi } => f64::from(hi.max(-lo)) + 1.0,
         _ => grid.range().1,
     };
     let beyond = |exponent: i32| top * exp2(exponent) > largest;

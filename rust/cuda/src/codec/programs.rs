@@ -111,7 +111,7 @@ pub(super) fn encode(format: Format, dtype: DType, quantize: bool) -> Arc<Progra
 pub(super) fn scales(format: Format, dtype: DType) -> Option<Arc<Program>> {
     let zeros = format.has_zeros();
     let entries: &[_] = match (Chooser::of(format), format.granularity()) {
-        (Chooser::Unit(_), _) => return None,
+        (Chooser::Unit(_) | Chooser::Carried, _) => return None,
         (Chooser::NvFp4, _) => &["choose_groups", "largest", "choose_largest"],
         (_, Granularity::Block(_)) if zeros => &["choose_groups", "pack_zeros"],
         (_, Granularity::Block(_)) => &["choose_groups"],
@@ -132,6 +132,9 @@ pub(super) fn gradient(format: Format, dtype: DType) -> Arc<Program> {
 /// Every program of a format.
 pub fn programs(format: Format) -> Vec<Program> {
     let dtypes = [DType::F32, DType::F16, DType::BF16];
+    if format.is_carried() {
+        return dtypes.into_iter().map(|dtype| Arc::unwrap_or_clone(decode(format, dtype))).collect();
+    }
     let all = dtypes.into_iter().flat_map(|dtype| {
         let made =
             [decode(format, dtype), encode(format, dtype, false), encode(format, dtype, true), gradient(format, dtype)];

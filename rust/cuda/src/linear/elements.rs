@@ -76,7 +76,7 @@ pub(crate) fn numbers(format: Format) -> Result<Vec<f32>> {
         Some(ScaleType::F16) => &[0, 0x3c],
         Some(ScaleType::E8M0) => &[127],
         Some(ScaleType::E4M3) => &[0x38],
-        Some(ScaleType::I8) | None => &[0],
+        Some(ScaleType::I8 | ScaleType::Nested) | None => &[0],
     };
     let scales: Vec<u8> = one.iter().copied().cycle().take(sizes.scales).collect();
     let levels: &[u8] = if format.has_levels() { &[0, 0, 0x80, 0x3f] } else { &[] };

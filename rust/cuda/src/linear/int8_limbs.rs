@@ -164,7 +164,7 @@ pub(super) fn bias_arguments(linear: &Linear) -> [Argument; 2] {
 /// The macros of `codes.cu`.
 pub(super) fn codes_defines(format: Format, bytes: &Bytes, load: u32, k: usize) -> Vec<(&'static str, String)> {
     let scale = match format.scale_type() {
-        None => "NONE",
+        None | Some(ScaleType::Nested) => "NONE",
         Some(ScaleType::F32) => "FLOAT",
         Some(ScaleType::F16) => "HALF",
         Some(ScaleType::E8M0) => "EXPONENT",

@@ -208,7 +208,7 @@ def _packed(rows_KSd: Tensor, format: str) -> tuple[Tensor, Tensor]:
 def _check_rows_apart(format: str) -> None:
     """Refuse a format whose rows cannot be packed and read one by one."""
     fmt = core(format)
-    if fmt.granularity != "block" or fmt.has_zeros or fmt.has_levels:
+    if fmt.granularity != "block" or fmt.has_zeros or fmt.has_offsets or fmt.has_levels:
         raise FormatError(
             f"'{fmt}' packs no cache; accepted are formats with a scale for each block of a row and nothing else, such "
             "as mxint8, int8:g32 or mxfp4"

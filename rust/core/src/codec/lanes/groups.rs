@@ -43,7 +43,7 @@ pub(super) unsafe fn group_kernel<V: Lanes, K: Kernel<V>>(
         }
         let raw = match work.chooser {
             Chooser::Unit(step) => {
-                return K::make(base, &GroupScale { step, zero: 0, levels: [1.0; 4] });
+                return K::make(base, &GroupScale { step, zero: 0, offset: 0.0, levels: [1.0; 4] });
             }
             // Blocks come here only under rules and shapes that no batch takes.
             Chooser::Exponent { .. } | Chooser::NvFp4 => return None,

@@ -14,7 +14,9 @@ mod masks;
 mod neighbours;
 mod statistics;
 
-use kernels::{Book, Floats, Identity, Kernel, PowerSteps, Powers, RealSteps, ScaledE2M1, Signs, Truncated};
+use kernels::{
+    AffineSteps, Book, Floats, Identity, Kernel, PowerSteps, Powers, RealSteps, ScaledE2M1, Signs, Truncated,
+};
 
 use crate::bitpack::Code;
 use crate::simd::{Job, Lanes, Level, fast};
@@ -65,6 +67,7 @@ fn with_kernel<V: Lanes, J: WithKernel<V>>(lanes: V, work: &Work, job: J) -> Opt
         Floats<V, false>,
         Floats<V, true>,
         RealSteps<V>,
+        AffineSteps<V>,
         Truncated,
         Identity,
         Powers<V>,
@@ -245,6 +248,7 @@ impl<V: Lanes, C: Code> WithKernel<V> for Decode<'_, C> {
 /// `out` must be aligned and writable for `codes.len()` elements, which nobody else may use meanwhile. Scales must be there
 /// for all groups, as [`Work`] says.
 pub(crate) unsafe fn decode_piece<C: Code>(work: &Work, codes: &[C], out: *mut f32, group: usize) {
+    let group = work.first_group(group);
     if counts_in_lanes(work)
         && let Ok(Some(())) = fast(work.level, Decode { work, codes, out, group })
     {

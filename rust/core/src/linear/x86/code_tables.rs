@@ -20,8 +20,13 @@ thread_local! {
     static TABLES: RefCell<HashMap<Format, Option<Arc<Table>>>> = RefCell::default();
 }
 
-/// The codes of a format as limbs of int8.
+/// The codes of a format as limbs of int8, where groups have no offsets.
 pub(super) fn plan(format: Format) -> Option<Arc<Plan>> {
+    plan_or_offsets(format).filter(|plan| !plan.offsets)
+}
+
+/// The codes of a format as limbs of int8.
+pub(super) fn plan_or_offsets(format: Format) -> Option<Arc<Plan>> {
     PLANS.with_borrow_mut(|plans| plans.entry(format).or_insert_with(|| Plan::new(format).map(Arc::new)).clone())
 }
 

@@ -62,13 +62,13 @@ impl Numbers {
     /// The numbers of a format; `None` where registers do not hold them.
     pub(super) fn new(format: Format) -> Option<Self> {
         let width = format.width();
-        let (group, scale) = grouping(format)?;
+        let (group, scale) = grouping(format).filter(|_| !format.has_offsets())?;
         let grid = Grid::of(format);
         if width <= FLOAT_BITS {
             if matches!(grid, Grid::Levels(2..)) {
                 return None; // several scales a number
             }
-            let one = GroupScale { step: 1.0, zero: 0, levels: [1.0; 4] };
+            let one = GroupScale { step: 1.0, zero: 0, offset: 0.0, levels: [1.0; 4] };
             let number = |code: usize| decode_element(&grid, width, code as u32 & ((1 << width) - 1), &one);
             let floats = Line(std::array::from_fn(number));
             let zeros = matches!(grid, Grid::Integer { layout: Integers::Offset, .. });
@@ -417,7 +417,7 @@ mod tests {
         {
             let format = Format::parse(text).unwrap();
             let numbers = Numbers::new(format).unwrap();
-            let one = GroupScale { step: 1.0, zero: 0, levels: [1.0; 4] };
+            let one = GroupScale { step: 1.0, zero: 0, offset: 0.0, levels: [1.0; 4] };
             for code in 0..1u32 << numbers.width {
                 let found = match numbers.way {
                     FLOATS => f64::from(numbers.floats.0[code as usize]),

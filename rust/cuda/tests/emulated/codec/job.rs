@@ -166,6 +166,33 @@ impl Job {
         self.expect(&format!("{name}: gradient with scales"), to, &out.to_bytes(), Some(dtype));
     }
 
+    /// Decoding random blocks of a format that nothing is encoded in.
+    pub(crate) fn add_carried(
+        &mut self,
+        format: Format,
+        dtype: DType,
+        (rows, k, offset): (usize, usize, u32),
+        seed: u64,
+    ) {
+        let layout = Layout::new(&[rows, k], -1, format).unwrap();
+        let (sizes, count) = (Sizes::new(format, &layout).unwrap(), rows * k);
+        let numbers = &mut Numbers(seed);
+        let name = format!("{format} {} [{rows}, {k}] +{offset}", dtype.name());
+        let mut encoded = Encoded::new(&sizes, 0);
+        for part in &mut encoded.0 {
+            // No float16 is infinite or NaN.
+            part.iter_mut().for_each(|byte| *byte = numbers.next() as u8 & 0xbb);
+        }
+        let mut out = Tensor::zeros(count, dtype);
+        core::decode(encoded.read(), layout, format, out.values_mut()).unwrap();
+        let shift = offset * dtype.bytes() as u32;
+        let (parts, to) = (self.parts(&encoded, offset), self.buffer(&vec![0xa5; count * dtype.bytes()], shift));
+        self.calls.extend(codec::decode(format, dtype, &layout, &parts, to).unwrap());
+        self.expect(&format!("{name}: decode"), to, &out.to_bytes(), Some(dtype));
+        self.cases += 1;
+        self.elements += count;
+    }
+
     pub(crate) fn run(mut self) {
         emulate(&self.calls, &mut self.memory);
         let mut wrong = Vec::new();

@@ -1,6 +1,6 @@
 //! Codecs on the device against octavo-core: the same bits for every format, dtype, shape and address.
 
-use octavo_core::format::catalogue;
+use octavo_core::format::{KQuant, catalogue};
 use octavo_core::{DType, Format, Layout, Nonfinite, ScaleRule, Sizes};
 use octavo_cuda::Error;
 use octavo_cuda::codec::{self, Buffer, Encoding, Parts};
@@ -13,7 +13,7 @@ mod data;
 pub(crate) mod job;
 
 /// Formats beyond the catalogue: odd widths, blocks and biases.
-const MORE: [&str; 26] = [
+const MORE: [&str; 30] = [
     "fixed17.3",
     "fixed24.30",
     "fixed32.16",
@@ -40,9 +40,13 @@ const MORE: [&str; 26] = [
     "bm13e2/9",
     "mxint5/7",
     "nvfp4/5",
+    "int2:g3,full",
+    "int8:g512,full",
+    "uint3:g7,offset",
+    "uint8:g64,offset",
 ];
 /// One or two of every kind, for the run that takes seconds.
-const FEW: [&str; 11] = [
+const FEW: [&str; 13] = [
     "mxint8",
     "mxfp6e3m2",
     "mxfp8e5m2",
@@ -50,6 +54,8 @@ const FEW: [&str; 11] = [
     "bfp6/7",
     "int8:channel",
     "uint3:g32",
+    "int4:g32,full",
+    "uint5:g32,offset",
     "nf4",
     "e4m3",
     "fixed8:mse",
@@ -70,6 +76,35 @@ fn all_shapes(job: &mut Job, format: Format, dtype: DType, seed: u64) {
 
 fn formats() -> impl Iterator<Item = Format> {
     catalogue().iter().copied().chain(MORE).map(|text| Format::parse(text).unwrap())
+}
+
+#[test]
+fn blocks_of_k_quants_decode_to_the_processors_bits() {
+    if !available() {
+        return;
+    }
+    let mut job = Job::default();
+    for (seed, kind) in (0u64..).zip(KQuant::ALL) {
+        let format = Format::parse(&format!("q{}_k", kind.width())).unwrap();
+        for (i, dtype) in (0u64..).zip(DTYPES) {
+            for shape in [(2, 512, 0), (3, 300, 0), (1, 1, 0), (4, 256, 1), (1, 20_224, 0)] {
+                job.add_carried(format, dtype, shape, seed * 8 + i);
+            }
+        }
+        assert!(
+            codec::encode(
+                format,
+                DType::F32,
+                &Layout::new(&[1, 256], -1, format).unwrap(),
+                Buffer::default(),
+                &Parts::default(),
+                Buffer::default(),
+                &Encoding::default(),
+            )
+            .is_err()
+        );
+    }
+    job.run();
 }
 
 #[test]

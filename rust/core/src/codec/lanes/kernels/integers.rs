@@ -220,3 +220,109 @@ impl<V: Lanes> Kernel<V> for RealSteps<V> {
         }
     }
 }
+
+/// Integers in steps with a sign, plus an offset: `intW:gN,full` and `uintW:gN,offset`.
+#[derive(Clone, Copy)]
+pub(in crate::codec::lanes) struct AffineSteps<V: Lanes> {
+    step: V::F,
+    offset: V::F,
+    /// The magnitude of the step, and its inverse.
+    size: V::F,
+    inverse: V::F,
+    /// The offset, taken away and with the sign of the step.
+    moved: V::F,
+    /// The sign bit of the step.
+    turned: V::I,
+    lo: V::F,
+    hi: V::F,
+    width: u32,
+    signed: bool,
+}
+
+impl<V: Lanes> AffineSteps<V> {
+    /// The integer whose exact `k * step + offset` is nearest, as `grid::nearest_affine` finds it. Every threshold is half of a
+    /// float16 times an odd integer of ten bits, a float32.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`.
+    #[inline(always)]
+    unsafe fn nearest(&self, x: V::F) -> V::F {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let (zero, one, half) = (V::splat(0.0), V::splat(1.0), V::splat(0.5));
+            let x = V::from_bits(V::xor(V::bits(x), self.turned));
+            // Two-sum: `far + error` is the exact distance to the offset.
+            let far = V::add(x, self.moved);
+            let part = V::sub(far, x);
+            let error = V::add(V::sub(x, V::sub(far, part)), V::sub(self.moved, part));
+            let wanted = V::mul(far, self.inverse);
+            let k = V::round(V::min(V::add(self.hi, one), V::max(V::sub(self.lo, one), wanted)));
+            let halved = V::mul(k, half);
+            let odd = V::select(V::eq(halved, V::round(halved)), zero, one);
+            let beyond = |k: V::F, tie: V::F| {
+                let threshold = V::mul(k, self.size);
+                let at = V::select(V::lt(zero, error), one, V::select(V::eq(error, zero), tie, zero));
+                V::select(V::lt(threshold, far), one, V::select(V::eq(threshold, far), at, zero))
+            };
+            let up = beyond(V::add(k, half), odd);
+            let stays = beyond(V::sub(k, half), V::sub(one, odd));
+            V::min(self.hi, V::max(self.lo, V::add(k, V::sub(V::add(up, stays), one))))
+        }
+    }
+}
+
+impl<V: Lanes> Kernel<V> for AffineSteps<V> {
+    type Base = (i32, i32, u32);
+
+    fn base(work: &Work) -> Option<Self::Base> {
+        match work.grid {
+            Grid::Affine { lo, hi } => Some((lo, hi, work.width)),
+            _ => None,
+        }
+    }
+    #[inline(always)]
+    unsafe fn make(&(lo, hi, width): &Self::Base, scale: &GroupScale) -> Option<Self> {
+        // Float16 numbers, whose inverses are normal.
+        let (step, offset) = (scale.step as f32, scale.offset as f32);
+        if step == 0.0 || !step.is_finite() || !offset.is_finite() {
+            return None;
+        }
+        let sign = step.to_bits() & 1 << 31;
+        // SAFETY: as the caller promises.
+        unsafe {
+            Some(Self {
+                step: V::splat(step),
+                offset: V::splat(offset),
+                size: V::splat(step.abs()),
+                inverse: V::splat(1.0 / step.abs()),
+                moved: V::splat(f32::from_bits((-offset).to_bits() ^ sign)),
+                turned: V::splat_i(sign.cast_signed()),
+                lo: V::splat(lo as f32),
+                hi: V::splat(hi as f32),
+                width,
+                signed: lo < 0,
+            })
+        }
+    }
+    #[inline(always)]
+    unsafe fn quantize(&self, x: V::F) -> V::F {
+        // SAFETY: as the caller promises. The product is exact: the sum is rounded once, and +0 where both are zero.
+        unsafe { V::select(V::unordered(x), x, V::fma(self.nearest(x), self.step, self.offset)) }
+    }
+    #[inline(always)]
+    unsafe fn code(&self, x: V::F) -> V::I {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let k = V::to_i(self.nearest(x));
+            if self.width == 8 { k } else { V::and(k, V::splat_i((1 << self.width) - 1)) }
+        }
+    }
+    #[inline(always)]
+    unsafe fn decode(&self, code: V::I) -> V::F {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let k = if self.signed { V::sar(V::shl(code, 32 - self.width), 32 - self.width) } else { code };
+            V::fma(V::to_f(k), self.step, self.offset)
+        }
+    }
+}

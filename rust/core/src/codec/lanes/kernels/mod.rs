@@ -11,7 +11,7 @@ mod minifloats;
 
 pub(super) use books::{Book, Signs};
 pub(super) use float32_bits::{Identity, ScaledE2M1, Truncated};
-pub(super) use integers::{PowerSteps, RealSteps};
+pub(super) use integers::{AffineSteps, PowerSteps, RealSteps};
 pub(super) use minifloats::{FloatBase, Floats, Powers};
 
 use crate::codec::grid::GroupScale;
@@ -49,7 +49,7 @@ pub(super) trait Kernel<V: Lanes>: Copy {
     #[inline(always)]
     unsafe fn with(base: &Self::Base, first: f32, _second: f32, zero: i32) -> Option<Self> {
         // SAFETY: as the caller promises.
-        unsafe { Self::make(base, &GroupScale { step: f64::from(first), zero, levels: [0.0; 4] }) }
+        unsafe { Self::make(base, &GroupScale { step: f64::from(first), zero, offset: 0.0, levels: [0.0; 4] }) }
     }
     /// # Safety
     /// The processor must have the features of `V`.

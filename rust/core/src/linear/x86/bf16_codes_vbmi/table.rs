@@ -56,13 +56,13 @@ impl Table {
     /// The table of a format; `None` where there is none.
     pub(in crate::linear) fn new(format: Format) -> Option<Self> {
         let width = format.width();
-        let (group, scale) = grouping(format).filter(|_| width <= 8)?;
+        let (group, scale) = grouping(format).filter(|_| width <= 8 && !format.has_offsets())?;
         let grid = Grid::of(format);
         let zeros = matches!(grid, Grid::Integer { layout: Integers::Offset, .. });
         if matches!(grid, Grid::Levels(2..)) || zeros && (width >= DIFFERENCE || group < STEP) {
             return None; // several scales a number; differences without a table, several zero points a line
         }
-        let one = GroupScale { step: 1.0, zero: 0, levels: [1.0; 4] };
+        let one = GroupScale { step: 1.0, zero: 0, offset: 0.0, levels: [1.0; 4] };
         let number = |code: u32| match zeros {
             true => (code as i32) << (32 - DIFFERENCE) >> (32 - DIFFERENCE),
             false => 0,

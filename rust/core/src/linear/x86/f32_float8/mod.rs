@@ -68,7 +68,7 @@ impl Minifloat {
         let bias = match scale {
             Scale::Row if format.scale_type().is_none() => None,
             Scale::Exponent { shift } => Some(BIAS + shift),
-            Scale::Row | Scale::Half | Scale::Code => return None,
+            Scale::Row | Scale::Half | Scale::Code | Scale::Nested(_) => return None,
         };
         let Grid::Float(_) = Grid::of(format) else { return None };
         let values: [f32; 256] =

@@ -17,7 +17,7 @@ pub(super) struct Input {
     pub(super) limbs: Vec<Line<i8, LINE>>,
     /// By block and limb of the products, initial values of the accumulators.
     pub(super) starts: Vec<Line<i32, 16>>,
-    /// By block and limb, sums of inputs, which zero points multiply.
+    /// By block and limb, sums of inputs, which zero points or offsets multiply.
     pub(super) sums: Vec<Line<f32, 16>>,
     /// By block, the scale of the accumulators, where all lanes have one.
     pub(super) units: Vec<f32>,
@@ -51,7 +51,7 @@ impl Input {
             count,
             limbs: zeroed(blocks * count * lines)?,
             starts: zeroed(blocks * (count + plan.limbs - 1))?,
-            sums: zeroed(if plan.zeros { blocks * count } else { 0 })?,
+            sums: zeroed(if plan.zeros || plan.offsets { blocks * count } else { 0 })?,
             units: zeroed(if count > 1 { blocks } else { 0 })?,
             unit_lines: zeroed(if count > 1 { 0 } else { blocks })?,
             least: f32::INFINITY,

@@ -2,7 +2,7 @@
 
 use crate::codec::grid::{Grid, GroupScale, Integers, decode_element};
 use crate::codec::scale_search::Chooser;
-use crate::format::{Format, Granularity, ScaleType};
+use crate::format::{Element, Format, Granularity, KQuant, ScaleType};
 use crate::simd::Line;
 use crate::simd::amx::LINE;
 
@@ -22,6 +22,8 @@ pub(in crate::linear) enum Scale {
     Half,
     /// E4M3 times the tensor's scale.
     Code,
+    /// Those of a K-quant's blocks.
+    Nested(KQuant),
 }
 
 /// How the weights of a format are read.
@@ -56,6 +58,8 @@ pub(in crate::linear) struct Plan {
     pub(in crate::linear) scale: Scale,
     /// Codes are numbers plus a zero point.
     pub(in crate::linear) zeros: bool,
+    /// Groups have an offset behind their scale.
+    pub(in crate::linear) offsets: bool,
 }
 
 impl Plan {
@@ -71,7 +75,7 @@ impl Plan {
         if matches!(grid, Grid::Levels(2..)) {
             return None; // several scales a number
         }
-        let one = GroupScale { step: 1.0, zero: 0, levels: [1.0; 4] };
+        let one = GroupScale { step: 1.0, zero: 0, offset: 0.0, levels: [1.0; 4] };
         let numbers: Vec<f64> =
             (0..1u32 << width).map(|code| f64::from(decode_element(&grid, width, code, &one))).collect();
         let (shift, limbs) = match grid {
@@ -114,14 +118,15 @@ impl Plan {
             group,
             scale,
             zeros,
+            offsets: format.has_offsets(),
         })
     }
 }
 
 impl Plan {
-    /// True where numbers are bytes with a sign, zero points apart.
+    /// True where numbers are bytes with a sign, zero points apart, and have no offsets.
     pub(in crate::linear) const fn is_bytes(&self) -> bool {
-        self.limbs == 1
+        self.limbs == 1 && !self.offsets
     }
 
     /// True where inputs of the format are multiplied by their codes: numbers of one limb without zero points.
@@ -133,6 +138,9 @@ impl Plan {
 /// Columns that share a scale (`usize::MAX`: a whole row) and the type of the scale; `None` for group lengths that do not
 /// fill vectors.
 pub(in crate::linear) fn grouping(format: Format) -> Option<(usize, Scale)> {
+    if let Element::KQuant(kind) = format.element() {
+        return Some((kind.group(), Scale::Nested(kind)));
+    }
     let Granularity::Block(block) = format.granularity() else { return Some((usize::MAX, Scale::Row)) };
     let scale = match (format.scale_type(), Chooser::of(format)) {
         (Some(ScaleType::F16), _) => Scale::Half,

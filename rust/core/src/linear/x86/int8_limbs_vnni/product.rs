@@ -13,7 +13,7 @@ use super::arrange::{Input, Weights};
 use super::inputs::{FixedInputs, largest};
 use super::plan::{Plan, Scale};
 use super::scales::{Scales, is_moderate, zeros_vbmi};
-use super::sum::{BYTES, NARROW, NIBBLES, Sum, Sums, WIDE};
+use super::sum::{BYTES, NARROW, NIBBLES, NO_ZEROS, OFFSETS, POINTS, Sum, Sums, WIDE};
 use crate::codec::rows::Rows;
 use crate::codec::set_len;
 use crate::error::Result;
@@ -63,7 +63,7 @@ pub(in crate::linear) struct Dot<'a> {
 pub(super) struct Scratch {
     /// Scales of rows by group.
     pub(super) scales: Vec<f32>,
-    /// Zero points of rows by group.
+    /// Zero points, or offsets, of rows by group.
     pub(super) zeros: Vec<f32>,
 }
 
@@ -103,7 +103,7 @@ impl<'a> Dot<'a> {
             inputs,
             all,
             without,
-            clear_zeros: !plan.zeros && plan.zero_is_zero,
+            clear_zeros: !plan.zeros && !plan.offsets && plan.zero_is_zero,
             whole: i64::from(plan.most) * i64::from(largest(3)) * (block / 16) as i64 <= i64::from(i32::MAX),
         })
     }
@@ -182,7 +182,7 @@ impl<'a> Dot<'a> {
         let places = UNROLL_ROWS * self.groups() + 8;
         set_len(&mut scratch.scales, places)?;
         scratch.scales.fill(if self.plan.scale == Scale::Row { 1.0 } else { 0.0 });
-        set_len(&mut scratch.zeros, if self.plan.zeros { places } else { 0 })?;
+        set_len(&mut scratch.zeros, if self.plan.zeros || self.plan.offsets { places } else { 0 })?;
         scratch.zeros.fill(0.0);
         Ok(())
     }
@@ -207,6 +207,21 @@ impl<'a> Dot<'a> {
             for (r, step) in steps.iter_mut().enumerate() {
                 *step = self.rows.row_step(row_of(r)) as f32;
                 if !is_moderate(*step) {
+                    return None;
+                }
+            }
+        } else if self.plan.offsets {
+            for r in 0..UNROLL_ROWS {
+                let places = r * groups..(r + 1) * groups;
+                let (scales, offsets) = (&mut scratch.scales[places.clone()], &mut scratch.zeros[places]);
+                // SAFETY: as the caller promises.
+                let fits = unsafe {
+                    match self.plan.scale {
+                        Scale::Nested(kind) => self.scales.read_nested(kind, row_of(r), scales, offsets, &mut least),
+                        _ => self.scales.read_pairs(row_of(r), each, scales, offsets, &mut least),
+                    }
+                };
+                if !fits {
                     return None;
                 }
             }
@@ -294,8 +309,9 @@ impl<'a> Dot<'a> {
             for ((row, input), values) in chunk.iter().zip(&mut values) {
                 // Rare: each scale is then checked alone.
                 let vanish = least * input.least < f32::MIN_POSITIVE
-                    && (0..UNROLL_ROWS)
-                        .any(|r| input.vanishes(&scratch.scales[r * groups..][..groups], self.block / self.group));
+                    && (self.plan.offsets
+                        || (0..UNROLL_ROWS)
+                            .any(|r| input.vanishes(&scratch.scales[r * groups..][..groups], self.block / self.group)));
                 if vanish {
                     left |= 1 << row;
                     continue;
@@ -326,25 +342,36 @@ impl<'a> Dot<'a> {
             _ => WIDE,
         };
         let whole = self.whole && LIMBS == 3;
+        if self.plan.offsets {
+            // SAFETY: as the caller promises.
+            return unsafe {
+                match (way, self.plan.limbs) {
+                    (NIBBLES, _) => self.sum::<LIMBS, INPUTS, NIBBLES, 1, OFFSETS, false>(rows, x, scratch),
+                    (NARROW, _) => self.sum::<LIMBS, INPUTS, NARROW, 1, OFFSETS, false>(rows, x, scratch),
+                    (_, 1) => self.sum::<LIMBS, INPUTS, WIDE, 1, OFFSETS, false>(rows, x, scratch),
+                    _ => self.sum::<LIMBS, INPUTS, WIDE, 2, OFFSETS, false>(rows, x, scratch),
+                }
+            };
+        }
         // SAFETY: as the caller promises.
         unsafe {
             match (way, self.plan.limbs, self.plan.zeros) {
-                (NIBBLES, 1, false) if whole => self.sum::<LIMBS, INPUTS, NIBBLES, 1, false, true>(rows, x, scratch),
-                (NARROW, 1, false) if whole => self.sum::<LIMBS, INPUTS, NARROW, 1, false, true>(rows, x, scratch),
-                (NIBBLES, 1, false) => self.sum::<LIMBS, INPUTS, NIBBLES, 1, false, false>(rows, x, scratch),
-                (NIBBLES, 1, true) => self.sum::<LIMBS, INPUTS, NIBBLES, 1, true, false>(rows, x, scratch),
-                (NIBBLES, 2, _) => self.sum::<LIMBS, INPUTS, NIBBLES, 2, false, false>(rows, x, scratch),
-                (NIBBLES, ..) => self.sum::<LIMBS, INPUTS, NIBBLES, 3, false, false>(rows, x, scratch),
-                (NARROW, 1, false) => self.sum::<LIMBS, INPUTS, NARROW, 1, false, false>(rows, x, scratch),
-                (NARROW, 1, true) => self.sum::<LIMBS, INPUTS, NARROW, 1, true, false>(rows, x, scratch),
-                (NARROW, 2, _) => self.sum::<LIMBS, INPUTS, NARROW, 2, false, false>(rows, x, scratch),
-                (NARROW, ..) => self.sum::<LIMBS, INPUTS, NARROW, 3, false, false>(rows, x, scratch),
-                (WIDE, 1, false) => self.sum::<LIMBS, INPUTS, WIDE, 1, false, false>(rows, x, scratch),
-                (WIDE, 1, true) => self.sum::<LIMBS, INPUTS, WIDE, 1, true, false>(rows, x, scratch),
-                (WIDE, 2, false) => self.sum::<LIMBS, INPUTS, WIDE, 2, false, false>(rows, x, scratch),
-                (WIDE, _, true) => self.sum::<LIMBS, INPUTS, WIDE, 2, true, false>(rows, x, scratch),
-                (WIDE, ..) => self.sum::<LIMBS, INPUTS, WIDE, 3, false, false>(rows, x, scratch),
-                _ => self.sum::<LIMBS, INPUTS, BYTES, 1, false, false>(rows, x, scratch),
+                (NIBBLES, 1, false) if whole => self.sum::<LIMBS, INPUTS, NIBBLES, 1, NO_ZEROS, true>(rows, x, scratch),
+                (NARROW, 1, false) if whole => self.sum::<LIMBS, INPUTS, NARROW, 1, NO_ZEROS, true>(rows, x, scratch),
+                (NIBBLES, 1, false) => self.sum::<LIMBS, INPUTS, NIBBLES, 1, NO_ZEROS, false>(rows, x, scratch),
+                (NIBBLES, 1, true) => self.sum::<LIMBS, INPUTS, NIBBLES, 1, POINTS, false>(rows, x, scratch),
+                (NIBBLES, 2, _) => self.sum::<LIMBS, INPUTS, NIBBLES, 2, NO_ZEROS, false>(rows, x, scratch),
+                (NIBBLES, ..) => self.sum::<LIMBS, INPUTS, NIBBLES, 3, NO_ZEROS, false>(rows, x, scratch),
+                (NARROW, 1, false) => self.sum::<LIMBS, INPUTS, NARROW, 1, NO_ZEROS, false>(rows, x, scratch),
+                (NARROW, 1, true) => self.sum::<LIMBS, INPUTS, NARROW, 1, POINTS, false>(rows, x, scratch),
+                (NARROW, 2, _) => self.sum::<LIMBS, INPUTS, NARROW, 2, NO_ZEROS, false>(rows, x, scratch),
+                (NARROW, ..) => self.sum::<LIMBS, INPUTS, NARROW, 3, NO_ZEROS, false>(rows, x, scratch),
+                (WIDE, 1, false) => self.sum::<LIMBS, INPUTS, WIDE, 1, NO_ZEROS, false>(rows, x, scratch),
+                (WIDE, 1, true) => self.sum::<LIMBS, INPUTS, WIDE, 1, POINTS, false>(rows, x, scratch),
+                (WIDE, 2, false) => self.sum::<LIMBS, INPUTS, WIDE, 2, NO_ZEROS, false>(rows, x, scratch),
+                (WIDE, _, true) => self.sum::<LIMBS, INPUTS, WIDE, 2, POINTS, false>(rows, x, scratch),
+                (WIDE, ..) => self.sum::<LIMBS, INPUTS, WIDE, 3, NO_ZEROS, false>(rows, x, scratch),
+                _ => self.sum::<LIMBS, INPUTS, BYTES, 1, NO_ZEROS, false>(rows, x, scratch),
             }
         }
     }

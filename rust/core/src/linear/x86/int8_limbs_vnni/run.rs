@@ -10,7 +10,7 @@ use crate::linear::problem::{Input, Problem};
 use crate::linear::ran;
 use crate::linear::rounded::CodesProduct;
 use crate::linear::sparse::SparseProduct;
-use crate::linear::x86::code_tables::{plan, require};
+use crate::linear::x86::code_tables::{plan, plan_or_offsets, require};
 use crate::pool;
 use crate::sparse::{self, PANEL};
 
@@ -21,7 +21,7 @@ const SPARSE_UNIT: usize = 4;
 
 /// True for weights that have limbs.
 pub(in crate::linear) fn takes(problem: &Problem) -> bool {
-    plan(problem.weight).is_some()
+    plan_or_offsets(problem.weight).is_some()
 }
 
 /// Multiplies numbers.
@@ -31,7 +31,7 @@ pub(in crate::linear) fn takes(problem: &Problem) -> bool {
 pub(in crate::linear) fn run(product: &FloatProduct<'_>) -> Result<()> {
     ran::note("int8 limbs vnni");
     let Problem { weight, columns: n, depth: k, .. } = product.problem;
-    let (plan, rows) = (require(plan(weight), weight)?, &product.rows);
+    let (plan, rows) = (require(plan_or_offsets(weight), weight)?, &product.rows);
     product.in_chunks(MAX_CHUNK_ROWS, |x, m, out| {
         let (fallback, work) = (Fallback::new(rows, x, m, out), m.saturating_mul(n).saturating_mul(k));
         // SAFETY: the table asks for the instructions.
@@ -46,7 +46,7 @@ pub(in crate::linear) fn run(product: &FloatProduct<'_>) -> Result<()> {
 /// True for weights that have limbs, and inputs whose codes are limbs.
 pub(in crate::linear) fn takes_codes(problem: &Problem) -> bool {
     let Input::Rounded(input) = problem.input else { return false };
-    plan(input).is_some_and(|plan| plan.has_codes()) && plan(problem.weight).is_some()
+    plan(input).is_some_and(|plan| plan.has_codes()) && plan_or_offsets(problem.weight).is_some()
 }
 
 /// Multiplies codes.
@@ -57,7 +57,7 @@ pub(in crate::linear) fn run_codes(product: &CodesProduct<'_>) -> Result<()> {
     ran::note("int8 groups vnni");
     let Problem { weight, columns: n, depth: k, .. } = product.problem;
     let input = product.x.format;
-    let (plan, inputs) = (require(plan(weight), weight)?, require(plan(input), input)?);
+    let (plan, inputs) = (require(plan_or_offsets(weight), weight)?, require(plan(input), input)?);
     product.in_chunks(MAX_CHUNK_ROWS, |chunk| {
         let work = chunk.m.saturating_mul(n).saturating_mul(k);
         // SAFETY: the table asks for the instructions; `takes_codes` found a plan of one limb without zero points.

@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 
 use super::plan::Scale;
 use crate::codec::rows::Rows;
+use crate::format::KQuant;
 use crate::simd::Line;
 use crate::simd::amx::LINE;
 
@@ -142,6 +143,70 @@ pub(in crate::linear) unsafe fn zeros_vbmi(
     }
 }
 
+/// What a block of a K-quant stores of its groups: integers, and the numbers that they are multiplied with.
+struct Nested {
+    scales: [i8; 16],
+    offsets: [i8; 16],
+    scale: f32,
+    offset: f32,
+}
+
+impl Nested {
+    /// Takes the bytes of a block apart, eight groups at a time; [`crate::codec::kquants::group`] is the same of one group.
+    fn of(kind: KQuant, bytes: &[u8]) -> Self {
+        let half = |at: usize| half::f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32();
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let long = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let (low_halves, six, two) = (0x0f0f_0f0f_0f0f_0f0fu64, 0x3f3f_3f3fu32, 0x0303_0303u32);
+        let bytes_of = |first: u64, second: u64| {
+            let mut all = [0i8; 16];
+            for (to, from) in all.iter_mut().zip(first.to_le_bytes().into_iter().chain(second.to_le_bytes())) {
+                *to = from.cast_signed();
+            }
+            all
+        };
+        match kind {
+            KQuant::Q2 => {
+                let (first, second) = (long(word(0), word(4)), long(word(8), word(12)));
+                Self {
+                    scales: bytes_of(first & low_halves, second & low_halves),
+                    offsets: bytes_of(first >> 4 & low_halves, second >> 4 & low_halves),
+                    scale: half(16),
+                    offset: half(18),
+                }
+            }
+            KQuant::Q3 => {
+                let (low, high) = (long(word(0), word(4)), word(8));
+                let top = |pair: u32| (high >> (2 * pair) & two) << 4;
+                let first = low & low_halves | long(top(0), top(1));
+                let second = low >> 4 & low_halves | long(top(2), top(3));
+                Self {
+                    scales: bytes_of(first, second).map(|number| number - 32),
+                    offsets: [0; 16],
+                    scale: half(12),
+                    offset: 0.0,
+                }
+            }
+            KQuant::Q4 | KQuant::Q5 => {
+                let (a, b, c) = (word(4), word(8), word(12));
+                let four = 0x0f0f_0f0fu32;
+                Self {
+                    scales: bytes_of(long(a & six, c & four | (a >> 6 & two) << 4), 0),
+                    offsets: bytes_of(long(b & six, c >> 4 & four | (b >> 6 & two) << 4), 0),
+                    scale: half(0),
+                    offset: half(2),
+                }
+            }
+            KQuant::Q6 => Self {
+                scales: bytes_of(long(word(0), word(4)), long(word(8), word(12))),
+                offsets: [0; 16],
+                scale: half(16),
+                offset: 0.0,
+            },
+        }
+    }
+}
+
 /// The stored scales of a matrix.
 pub(in crate::linear) struct Scales<'a> {
     scale: Scale,
@@ -183,6 +248,9 @@ impl<'a> Scales<'a> {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     pub(in crate::linear) unsafe fn read(&self, row: usize, first: usize, to: &mut [f32], least: &mut __m512) -> bool {
         let at = row * self.groups + first;
+        if let Scale::Nested(_) = self.scale {
+            return false; // groups have offsets too: see `read_nested`
+        }
         if self.scale == Scale::Half {
             // SAFETY: as the caller promises.
             return unsafe { read_halves(self.bytes.as_ptr().add(2 * at).cast(), to, least) };
@@ -193,7 +261,7 @@ impl<'a> Scales<'a> {
             // SAFETY: masks keep inside the scales of the row, and inside `to`.
             unsafe {
                 let scales = match self.scale {
-                    Scale::Row | Scale::Half => _mm512_set1_ps(1.0),
+                    Scale::Row | Scale::Half | Scale::Nested(_) => _mm512_set1_ps(1.0),
                     Scale::Exponent { .. } => {
                         let stored = self.bytes.as_ptr().add(at + 16 * i);
                         _mm_prefetch::<_MM_HINT_T0>(stored.wrapping_add(AHEAD).cast());
@@ -256,6 +324,79 @@ impl<'a> Scales<'a> {
         fits
     }
 
+    /// Reads the steps and offsets of the groups of a row of a K-quant; as [`Self::read_each`].
+    ///
+    /// # Safety
+    /// As there.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    pub(in crate::linear) unsafe fn read_nested(
+        &self,
+        kind: KQuant,
+        row: usize,
+        scales: &mut [f32],
+        offsets: &mut [f32],
+        least: &mut __m512,
+    ) -> bool {
+        let (mut fits, count) = (true, kind.groups());
+        let bytes = &self.bytes[row * self.groups * kind.scale_bytes()..][..self.groups * kind.scale_bytes()];
+        let blocks = bytes.chunks_exact(kind.scale_bytes());
+        for ((block, scales), offsets) in blocks.zip(scales.chunks_mut(count)).zip(offsets.chunks_mut(count)) {
+            let nested = Nested::of(kind, block);
+            let lanes = u16::MAX >> (16 - scales.len().min(offsets.len()));
+            fits &= nested.scale.is_finite() && nested.offset.is_finite();
+            // SAFETY: masks keep inside `scales` and `offsets`; the arrays are sixteen bytes.
+            unsafe {
+                let numbers = _mm512_cvtepi8_epi32(_mm_loadu_si128(nested.scales.as_ptr().cast()));
+                let steps = _mm512_mul_ps(_mm512_cvtepi32_ps(numbers), _mm512_set1_ps(nested.scale));
+                _mm512_mask_storeu_ps(scales.as_mut_ptr(), lanes, steps);
+                let numbers = _mm512_cvtepi8_epi32(_mm_loadu_si128(nested.offsets.as_ptr().cast()));
+                let moved = _mm512_mul_ps(_mm512_cvtepi32_ps(numbers), _mm512_set1_ps(-nested.offset));
+                _mm512_mask_storeu_ps(offsets.as_mut_ptr(), lanes, moved);
+            }
+        }
+        // A float16 times an integer.
+        *least = _mm512_min_ps(*least, _mm512_set1_ps(MIN_HALF));
+        fits
+    }
+
+    /// Reads float16 scales and the offset behind each of a row, each `each` times; as [`Self::read_each`].
+    ///
+    /// # Safety
+    /// As there.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    pub(in crate::linear) unsafe fn read_pairs(
+        &self,
+        row: usize,
+        each: usize,
+        scales: &mut [f32],
+        offsets: &mut [f32],
+        least: &mut __m512,
+    ) -> bool {
+        let even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+        let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+        let (mut fits, mut pairs, mut apart) = (true, [0.0f32; 32], [[0.0f32; 16]; 2]);
+        for start in (0..self.groups).step_by(16) {
+            let count = 16.min(self.groups - start);
+            // SAFETY: the row has `count` more pairs; all arrays are whole vectors.
+            unsafe {
+                let from = self.bytes.as_ptr().add(4 * (row * self.groups + start));
+                fits &= read_halves(from.cast(), &mut pairs[..2 * count], least);
+                let (low, high) = (_mm512_loadu_ps(pairs.as_ptr()), _mm512_loadu_ps(pairs.as_ptr().add(16)));
+                _mm512_storeu_ps(apart[0].as_mut_ptr(), _mm512_permutex2var_ps(low, even, high));
+                _mm512_storeu_ps(apart[1].as_mut_ptr(), _mm512_permutex2var_ps(low, odd, high));
+            }
+            for (to, from) in [&mut *scales, &mut *offsets].into_iter().zip(&apart) {
+                let to = &mut to[start * each..];
+                if each == 1 {
+                    to[..count].copy_from_slice(&from[..count]);
+                } else {
+                    to.chunks_mut(each).zip(&from[..count]).for_each(|(to, value)| to.fill(*value));
+                }
+            }
+        }
+        fits
+    }
+
     /// As [`Self::read_each`] with the instructions of AVX2, without the smallest of them.
     ///
     /// # Safety
@@ -269,6 +410,7 @@ impl<'a> Scales<'a> {
                 scales.fill(1.0);
                 true
             }
+            Scale::Nested(_) => false,
             Scale::Half => halves_avx2(&self.bytes[2 * first..][..2 * self.groups], scales),
             Scale::Exponent { .. } => {
                 let mut most = 0;
@@ -337,6 +479,37 @@ mod tests {
     use crate::format::Format;
     use crate::linear::encoded_sample::{Sample, noise};
     use crate::simd::Level;
+
+    #[test]
+    fn groups_of_k_quants_have_the_steps_and_offsets_of_the_codec() {
+        if Level::detect() < Level::Avx512 {
+            return;
+        }
+        for kind in KQuant::ALL {
+            let (format, k) = (Format::parse(&format!("q{}_k", kind.width())).unwrap(), 256 * 2 + 40);
+            let bytes: Vec<u8> = (0..3 * 3 * kind.scale_bytes() as u32)
+                .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8 & 0xbb)
+                .collect();
+            let codes = vec![0; 3 * format.row_bytes(k).unwrap()];
+            let packed = crate::codec::Packed { codes: &codes, scales: &bytes, ..Default::default() };
+            let rows = Rows::new(packed, 3, k, format, Level::Avx512).unwrap();
+            let all = Scales::new(Scale::Nested(kind), &rows);
+            for row in 0..3 {
+                let mut both = [vec![0.5; 3 * kind.groups()], vec![0.5; 3 * kind.groups()]];
+                let [scales, offsets] = &mut both;
+                // SAFETY: the instructions were detected, and the matrix has the row.
+                assert!(unsafe {
+                    let mut least = _mm512_set1_ps(f32::INFINITY);
+                    all.read_nested(kind, row, scales, offsets, &mut least)
+                });
+                for group in 0..3 * kind.groups() {
+                    let block = &bytes[(row * 3 + group / kind.groups()) * kind.scale_bytes()..][..kind.scale_bytes()];
+                    let wanted = crate::codec::kquants::group(kind, block, group % kind.groups());
+                    assert_eq!((scales[group], offsets[group]), wanted, "{format}, row {row}, group {group}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn zero_points_are_those_of_the_format_for_all_widths() {

@@ -14,6 +14,11 @@ pub(super) const NARROW: u8 = 1;
 pub(super) const WIDE: u8 = 2;
 pub(super) const BYTES: u8 = 3;
 
+/// What a group has beside its scale.
+pub(super) const NO_ZEROS: u8 = 0;
+pub(super) const POINTS: u8 = 1;
+pub(super) const OFFSETS: u8 = 2;
+
 /// Prefetch distance in bytes of packed codes, bounded by the L2 cache. Prefetching into L1, which waits for fewer lines at a
 /// time, takes 1.3 times as long on Zen 4.
 const MAX_AHEAD: usize = 32 * 1024;
@@ -43,7 +48,7 @@ impl Dot<'_> {
         const INPUTS: usize,
         const WAY: u8,
         const EACH: usize,
-        const ZEROS: bool,
+        const ZEROS: u8,
         const WHOLE: bool,
     >(
         &self,
@@ -62,7 +67,7 @@ impl Dot<'_> {
         let spread = _mm512_srli_epi32::<4>(_mm512_mullo_epi32(lanes, _mm512_set1_epi32(per_block as i32)));
         let mut totals = [[_mm512_setzero_ps(); INPUTS]; UNROLL_ROWS];
         assert!(scratch.scales.len() >= UNROLL_ROWS * groups + 8);
-        assert!(!ZEROS || scratch.zeros.len() >= UNROLL_ROWS * groups + 8);
+        assert!(ZEROS == NO_ZEROS || scratch.zeros.len() >= UNROLL_ROWS * groups + 8);
         assert!(x.iter().all(|x| x.count == LIMBS));
         // SAFETY: masks keep inside the rows; inputs cover whole chunks; eight groups may be read beyond the last.
         unsafe {
@@ -109,7 +114,7 @@ impl Dot<'_> {
                         }
                     }
                     let scale = groups_at(&scratch.scales, r, block);
-                    let zero = if ZEROS { groups_at(&scratch.zeros, r, block) } else { scale };
+                    let zero = if ZEROS != NO_ZEROS { groups_at(&scratch.zeros, r, block) } else { scale };
                     for i in 0..INPUTS {
                         let limbs = x[i].limbs.as_ptr().add(block * LIMBS * lines);
                         let starts = x[i].starts.as_ptr().add(block * (LIMBS + EACH - 1));
@@ -146,7 +151,7 @@ impl Dot<'_> {
                             let mut sum = _mm512_setzero_ps();
                             for limb in (0..LIMBS + EACH - 1).rev() {
                                 let mut of_limb = _mm512_cvtepi32_ps(sums[limb]);
-                                if ZEROS && limb < LIMBS {
+                                if ZEROS == POINTS && limb < LIMBS {
                                     // Exact: equal digits of code and zero point cancel.
                                     let inputs = _mm512_load_ps(x[i].sums.as_ptr().add(block * LIMBS + limb).cast());
                                     of_limb = _mm512_fnmadd_ps(zero, inputs, of_limb);
@@ -161,6 +166,14 @@ impl Dot<'_> {
                             _ => _mm512_set1_ps(*x[i].units.as_ptr().add(block)),
                         };
                         totals[r][i] = _mm512_fmadd_ps(_mm512_mul_ps(sum, unit), scale, totals[r][i]);
+                        if ZEROS == OFFSETS {
+                            let mut inputs = _mm512_setzero_ps();
+                            for limb in (0..LIMBS).rev() {
+                                let of_limb = _mm512_load_ps(x[i].sums.as_ptr().add(block * LIMBS + limb).cast());
+                                inputs = _mm512_fmadd_ps(inputs, _mm512_set1_ps(256.0), of_limb);
+                            }
+                            totals[r][i] = _mm512_fmadd_ps(_mm512_mul_ps(inputs, unit), zero, totals[r][i]);
+                        }
                     }
                 }
             }
