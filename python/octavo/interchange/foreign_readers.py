@@ -128,6 +128,12 @@ def _gptq() -> FindWeights:
     return weights_of
 
 
+def _awq() -> FindWeights:
+    from octavo.interchange.awq_folder import weights_of
+
+    return weights_of
+
+
 READERS = (
     Reader("a GGUF file", is_gguf, _open_gguf, _gguf_contents),
     Reader(
@@ -137,5 +143,6 @@ READERS = (
         _compressed_tensors_contents,
     ),
     _packed_folder("a folder of GPTQ", "gptq", _gptq),
+    _packed_folder("a folder of AWQ", "awq", _awq),
 )
 """All kinds, each with what it is called, found by, read by and listed by."""
