@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from octavo.interchange.integer_groups import IntegerGroups
     from octavo.tensors.packed_tensor import PackedTensor
 
-METHOD = "awq"
 CODES, ZEROS, SCALES = "qweight", "qzeros", "scales"
 _NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)  # of the eight rows of a word, in their order
 _CHUNK = 1 << 17  # words that are unpacked at once

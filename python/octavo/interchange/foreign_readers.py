@@ -86,16 +86,16 @@ def _compressed_tensors_contents(path: Path) -> tuple[list[TensorEntry], dict[st
     return contents_of(path)
 
 
-def is_packed_by(method: str) -> Callable[[Path], bool]:
-    """Return whether a path is a folder that the package named ``method`` has packed."""
+def is_packed_by(*methods: str) -> Callable[[Path], bool]:
+    """Return what tells whether a path is a folder that a package with one of these names has packed."""
 
     def takes(path: Path) -> bool:
-        return packing_method(path) == method
+        return packing_method(path) in methods
 
     return takes
 
 
-def _packed_folder(kind: str, method: str, find: Callable[[], FindWeights]) -> Reader:
+def _packed_folder(kind: str, methods: tuple[str, ...], find: Callable[[], FindWeights]) -> Reader:
     """Return the reader of folders of a package. ``find``: loads what finds their weights."""
 
     def open_model(path: Path) -> ForeignModel:
@@ -119,7 +119,7 @@ def _packed_folder(kind: str, method: str, find: Callable[[], FindWeights]) -> R
 
         return packing_of(Path(path), find()).weights
 
-    return Reader(kind, is_packed_by(method), open_model, contents, weights)
+    return Reader(kind, is_packed_by(*methods), open_model, contents, weights)
 
 
 def _gptq() -> FindWeights:
@@ -134,6 +134,30 @@ def _awq() -> FindWeights:
     return weights_of
 
 
+def _modelopt() -> FindWeights:
+    from octavo.interchange.modelopt_folder import weights_of
+
+    return weights_of
+
+
+def _bitsandbytes() -> FindWeights:
+    from octavo.interchange.bitsandbytes_folder import weights_of
+
+    return weights_of
+
+
+def _torchao() -> FindWeights:
+    from octavo.interchange.torchao_folder import weights_of
+
+    return weights_of
+
+
+def _gpt_oss() -> FindWeights:
+    from octavo.interchange.gpt_oss_folder import weights_of
+
+    return weights_of
+
+
 READERS = (
     Reader("a GGUF file", is_gguf, _open_gguf, _gguf_contents),
     Reader(
@@ -142,7 +166,11 @@ READERS = (
         _open_compressed_tensors,
         _compressed_tensors_contents,
     ),
-    _packed_folder("a folder of GPTQ", "gptq", _gptq),
-    _packed_folder("a folder of AWQ", "awq", _awq),
+    _packed_folder("a folder of GPTQ", ("gptq",), _gptq),
+    _packed_folder("a folder of AWQ", ("awq",), _awq),
+    _packed_folder("a folder of ModelOpt", ("modelopt", "modelopt_fp4", "modelopt_fp8", "modelopt_mixed"), _modelopt),
+    _packed_folder("a folder of bitsandbytes", ("bitsandbytes",), _bitsandbytes),
+    _packed_folder("a folder of torchao", ("torchao",), _torchao),
+    _packed_folder("a folder of gpt-oss", ("mxfp4",), _gpt_oss),
 )
 """All kinds, each with what it is called, found by, read by and listed by."""

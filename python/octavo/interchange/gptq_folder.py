@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from octavo.interchange.integer_groups import IntegerGroups
     from octavo.tensors.packed_tensor import PackedTensor
 
-METHOD = "gptq"
 CODES, ZEROS, SCALES, ORDER = "qweight", "qzeros", "scales", "g_idx"
 _BITS = (2, 3, 4, 8)
 _VERSIONS = {"gptq": 1, "gptq_v2": 2}

@@ -49,8 +49,12 @@ def read_packing(
 
     folder = Path(label).parent
     metadata = Checkpoint.open(folder).metadata() if folder.is_dir() else {}
-    entries = {name: _entry(name, tensor) for name, tensor in tensors.items()}
-    return find(StoredFolder(entries, settings, label, tensors.__getitem__, data, metadata))
+    return find(StoredFolder(entries_of(tensors), settings, label, tensors.__getitem__, data, metadata))
+
+
+def entries_of(tensors: Mapping[str, Tensor]) -> dict[str, TensorEntry]:
+    """Return the lines of a table of contents for tensors."""
+    return {name: _entry(name, tensor) for name, tensor in tensors.items()}
 
 
 def contents_of(path: Path, find: FindWeights) -> tuple[list[TensorEntry], dict[str, str]]:

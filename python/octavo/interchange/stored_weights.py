@@ -91,6 +91,11 @@ class LayerWeight(ABC):
     read: Callable[[str], Tensor] = field(repr=False, compare=False)
 
     @property
+    def name(self) -> str:
+        """Name that the float weight would have."""
+        return self.layer.weight
+
+    @property
     def nbytes(self) -> int:
         """Bytes of its tensors."""
         return self.layer.nbytes
@@ -122,7 +127,7 @@ class LayerWeight(ABC):
         """Return the line of a table of contents."""
         count = math.prod(self.shape)
         bits = 8 * self.nbytes / count if count else 0.0
-        return TensorEntry(self.layer.weight, "packed", self.type, self.shape, self.stored_dtype, self.nbytes, bits)
+        return TensorEntry(self.name, "packed", self.type, self.shape, self.stored_dtype, self.nbytes, bits)
 
 
 @dataclass(frozen=True)
@@ -176,7 +181,7 @@ class PackedWeights:
         cls, weights: Iterable[LayerWeight], sentences: Sequence[str] = (), left: Collection[str] = ()
     ) -> PackedWeights:
         """Return some weights."""
-        return cls({weight.layer.weight: weight for weight in weights}, list(sentences), set(left))
+        return cls({weight.name: weight for weight in weights}, list(sentences), set(left))
 
     @property
     def taken(self) -> Collection[str]:
