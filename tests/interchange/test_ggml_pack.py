@@ -30,7 +30,9 @@ HELD = {
     "int4:g96": "Q4_0", "uint4:g32": "Q8_0", "uint7:g64": "Q8_0", "uint2:g32": "Q8_0", "mxint8": "Q8_0",
     "mxint4": "Q4_0", "mxint5": "Q5_0", "mxint8/64": "Q8_0", "bfp8/32": "Q8_0", "bfp4/32": "Q4_0", "fixed8.5": "Q8_0",
     "fixed4.2": "Q4_0", "fixed8": "Q8_0", "fixed8:channel": "Q8_0", "ufixed7.4": "Q8_0", "ternary:unit": "TQ2_0",
-    "binary:unit": "Q4_0", "mxfp4": "MXFP4", "nvfp4": "NVFP4",
+    "int4:g32,full": "Q4_0", "int5:g64,full": "Q5_0", "int8:g32,full": "Q8_0", "int3:g32,full": "Q4_0",
+    "int2:g64,full": "Q2_0", "int2:g256,full": "TQ2_0", "int2:g32,full": "Q4_0", "uint4:g32,offset": "Q4_1",
+    "uint5:g32,offset": "Q5_1", "uint3:g64,offset": "Q4_1", "binary:unit": "Q4_0", "mxfp4": "MXFP4", "nvfp4": "NVFP4",
 }  # fmt: skip
 
 
@@ -134,6 +136,8 @@ def with_scale(text, value, columns=512):
         (lambda: encode(sample(), "nf4"), "no type of ggml holds 'nf4'"),
         (lambda: encode(sample(), "uint8:g32"), "no type of ggml holds 'uint8:g32'"),
         (lambda: encode(sample(), "int9:g32"), "no type of ggml holds 'int9:g32'"),
+        (lambda: encode(sample(), "uint6:g32,offset"), "no type of ggml holds 'uint6:g32,offset'"),
+        (lambda: with_scale("uint4:g32,offset", float("nan")), "row 3, group 15: scale and offset ["),
         (lambda: encode(sample(), "mxfp8e4m3"), "no type of ggml holds 'mxfp8e4m3'"),
         (lambda: encode(sample(), "binary2"), "no type of ggml holds 'binary2'"),
         (lambda: encode(sample(512), "int8:g32", axis=0), "packed along dimension 0; blocks run along the last"),

@@ -259,18 +259,21 @@ def test_factors_of_nvfp4_are_those_that_llama_cpp_reads(tmp_path):
     assert (logits_of(tmp_path / "x.gguf", IDS[0].tolist()) - mine).abs().max() <= LLAMA_CPP_ROUNDS * mine.abs().max()
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_0"])
+@pytest.mark.parametrize(
+    "kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q4_K_S", "Q5_K_S", "Q6_K", "TQ1_0", "TQ2_0"]
+)
 def test_what_llama_cpp_quantized_comes_back_byte_for_byte(tmp_path, kind):
     """Its own encoder, of a file that we wrote; so the logits of both files are the same to the bit."""
     peer = pytest.importorskip("llama_cpp")
-    llama().save_pretrained(tmp_path / "in")
+    sizes = {"width": 256, "heads": 4, "inner": 256, "num_key_value_heads": 2}  # K-quants have blocks of 256
+    transformer("LlamaForCausalLM", **sizes).save_pretrained(tmp_path / "in")
     convert(tmp_path / "in", tmp_path / "f32.gguf", "gguf")
     settings = peer.llama_model_quantize_default_params()
     settings.ftype = getattr(peer, f"LLAMA_FTYPE_MOSTLY_{kind}")
     settings.pure, settings.nthread = True, 1
     path = tmp_path / "x.gguf"
     assert peer.llama_model_quantize(str(tmp_path / "f32.gguf").encode(), str(path).encode(), settings) == 0
-    assert kind in {tensor.type.name for tensor in GgufFile(path).tensors.values()}
+    assert kind.removesuffix("_S") in {tensor.type.name for tensor in GgufFile(path).tensors.values()}
     again, _ = round_trip(path, tmp_path / "folder")
     assert again == path.read_bytes()
 
@@ -289,13 +292,7 @@ def test_a_real_file_has_equal_tensors_after_a_model_folder(tmp_path):
     assert filecmp.cmp(path, tmp_path / "copy.gguf", shallow=False)
     Conversion.of(GgufModel.open(path), packed=True).write(tmp_path / "folder")
     convert(tmp_path / "folder", tmp_path / "again.gguf", "gguf")
-    first, again = GgufFile(path), GgufFile(tmp_path / "again.gguf")
-    assert list(first.tensors) == list(again.tensors) and first.kinds == again.kinds
-    different = {key for key, value in first.metadata.items() if again.metadata[key] != value}
-    assert not different
-    for name, tensor in first.tensors.items():
-        assert again.tensors[name].type == tensor.type
-        assert torch.equal(first.read(name), again.read(name)), name
+    assert filecmp.cmp(path, tmp_path / "again.gguf", shallow=False)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from octavo.interchange.onnx_file import FLOAT, Initializer, Product, write_grap
 pytest.importorskip("transformers")
 onnx = pytest.importorskip("onnx")
 RECIPES = [
-    "int4:g32", "uint4:g32", "int8:g32", "uint8:g64", "int8:channel", "int4:g48", "mxint8", "mxint4", "bfp8/32", "fixed8:channel",
+    "int4:g32", "int4:g32,full", "int8:g64,full", "uint4:g32", "int8:g32", "uint8:g64", "int8:channel", "int4:g48", "mxint8", "mxint4", "bfp8/32", "fixed8:channel",
     "uint7:g32", "uint3:g16", "int5:g128", "int2:g32", "uint2:g64", "ternary", "binary", "ufixed8.7", "int4", "uint4:channel",
 ]  # fmt: skip
 FORMAT_ERROR = 2e-5

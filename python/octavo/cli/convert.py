@@ -46,8 +46,8 @@ def run(
     \b
     Kinds:
       gguf      a file of llama.cpp: models of LlamaForCausalLM, GPT2LMHeadModel and BertModel, with tokenizer and
-                chat template. It holds intW:gN up to 8 bits, uintW:gN up to 7, mxintW, bfpW/32, fixedW, ternary,
-                mxfp4, nvfp4 and floats
+                chat template. It holds intW:gN up to 8 bits, also with full, uintW:gN up to 7, or up to 5 with
+                offset, mxintW, bfpW/32, fixedW, ternary, mxfp4, nvfp4, K-quants that were read, and floats
       compressed-tensors
                 a folder that transformers and vLLM open. It holds int, uint, mxint, bfp, ternary and fixed up to 8
                 bits, mxfp4, mxfp6e2m3, mxfp8e4m3, nvfp4, e4m3 and floats, of Linear layers

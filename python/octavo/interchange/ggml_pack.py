@@ -265,8 +265,8 @@ def _is_uint(width: int) -> Callable[[Format], bool]:
     return lambda fmt: fmt.family == "uint" and fmt.width == width
 
 
-def _has_offset(width: int) -> Callable[[Format], bool]:
-    return lambda fmt: fmt.family == "affine" and fmt.width == width
+def _has_offset(least: int, most: int) -> Callable[[Format], bool]:
+    return lambda fmt: fmt.family == "affine" and least <= fmt.width <= most
 
 
 def _is_full(width: int) -> Callable[[Format], bool]:
@@ -299,8 +299,8 @@ PACKERS = (
     Packer("TQ2_0", _is_full(2), _tq2_0_turned),
     Packer("TQ1_0", _is_full(2), _tq1_0_turned, _tq1_0_turned),
     Packer("Q2_0", _is_full(2), _q2_0_turned),
-    Packer("Q4_1", _has_offset(4), _q4_1, _pairs),
-    Packer("Q5_1", _has_offset(5), _q5_1, _pairs),
+    Packer("Q4_1", _has_offset(2, 4), _q4_1, _pairs),
+    Packer("Q5_1", _has_offset(5, 5), _q5_1, _pairs),
     Packer("Q2_K", _is_named("q2_k"), _q2_k, _k_parts),
     Packer("Q3_K", _is_named("q3_k"), _q3_k, _k_parts),
     Packer("Q4_K", _is_named("q4_k"), _q4_k, _k_parts),

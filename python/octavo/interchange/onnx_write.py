@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from octavo.model_folder.tensor_names import Placed
     from octavo.recipe import Recipe
 
-_FAMILIES = ("int", "uint", "mxint", "bfp", "fixed", "ternary", "binary")
+_FAMILIES = ("int", "fullrange", "uint", "mxint", "bfp", "fixed", "ternary", "binary")
 _DTYPES = {torch.float32: FLOAT, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
 _NAMES = {FLOAT: "FLOAT", FLOAT16: "FLOAT16", BFLOAT16: "BFLOAT16"}
 _LEAST_BLOCK, _MOST_BLOCK, _USUAL_BLOCK = 16, 256, 128
