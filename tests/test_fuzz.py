@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 CAMPAIGN = Path(__file__).parents[1] / "fuzz" / "attacks" / "campaign.py"
 KINDS = (
     "saved-bert", "saved-module", "recipe-model", "pack", "compress", "classifier", "run", "container", "recipes",
-    "seq2seq", "gpt", "lora", "journal", "gguf", "compressed-tensors",
+    "seq2seq", "gpt", "lora", "journal", "gguf", "compressed-tensors", "packed-folders",
 )  # fmt: skip
 FEW, MANY = 16, 10_000
 

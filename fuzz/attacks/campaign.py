@@ -36,7 +36,7 @@ LIMIT_S, SPARE_MIB, BATCH = 20.0, 200, 32
 SECRET = "octavo-secret-of-the-environment"
 KINDS = (
     "saved-bert", "saved-module", "recipe-model", "pack", "compress", "classifier", "run", "container", "recipes",
-    "seq2seq", "gpt", "lora", "journal", "gguf", "compressed-tensors",
+    "seq2seq", "gpt", "lora", "journal", "gguf", "compressed-tensors", "packed-folders",
 )  # fmt: skip
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 

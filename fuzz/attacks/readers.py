@@ -299,6 +299,17 @@ def _read_compressed_tensors(folder: Path) -> None:
         octavo.load_model(folder)
 
 
+def _packed_folder(layout: str) -> Callable[[Path], None]:
+    """Return what writes a small llama in the layout of another package."""
+
+    def written(folder: Path) -> None:
+        from helpers.checkpoints import llama, write
+
+        write(folder, *llama(layout))
+
+    return written
+
+
 def _read_container(folder: Path) -> None:
     file = folder / "a.safetensors"
     octavo.inspect(file)
@@ -364,6 +375,10 @@ READERS: dict[str, tuple[list[Callable[[Path], None]], Callable[[Path], Any]]] =
     "container": ([_container], _read_container),
     "gguf": ([_gguf], _read_gguf),
     "compressed-tensors": ([_compressed_tensors], _read_compressed_tensors),
+    "packed-folders": (
+        [_packed_folder(layout) for layout in ("gptq-3", "awq", "modelopt-nvfp4", "modelopt-fp8", "bnb-nf4")],
+        _read_compressed_tensors,
+    ),
     "recipes": ([_recipes], _read_recipes),
     "seq2seq": ([_seq2seq], _read_seq2seq),
     "gpt": ([_gpt], load_language_model),

@@ -21,7 +21,7 @@ def run(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="IN", help="A model folder of Hugging Face, of compressed-tensors or of octavo, a GGUF file."
+            metavar="IN", help="A model folder of Hugging Face, of GPTQ or another package, of octavo; a GGUF file."
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Where to write.")],

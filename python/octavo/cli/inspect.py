@@ -24,7 +24,7 @@ def run(
     The table has name, format, shape, logical dtype, bytes and bits per element of every tensor, from the header
     alone. Of sparse codes it has the share of zeros and the bytes that dense ones would take. Of a compacted model it
     has the numbers of heads and neurons. A GGUF file has the names of its types for formats, a folder of
-    compressed-tensors how its weights are packed.
+    another package, such as GPTQ, how its weights are packed.
 
     \b
     Examples:

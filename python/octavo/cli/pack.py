@@ -27,7 +27,8 @@ def run(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="IN", help="A safetensors or GGUF file, or a Hugging Face model folder, also of compressed-tensors."
+            metavar="IN",
+            help="A safetensors or GGUF file, or a Hugging Face model folder, also of GPTQ, AWQ and other packages.",
         ),
     ],
     out: OutOption,
@@ -52,9 +53,9 @@ def run(
     Where transformers is not installed or does not know the model, its tensors are packed without the model, and the
     output says why. A safetensors file becomes a file of tensors. The output appears whole or not at all.
 
-    Without a recipe, weights of a GGUF file or of a folder of compressed-tensors keep their codes where a format holds
-    them, and others are decoded to floats; the output says which, and why. With a recipe all are decoded and packed
-    anew.
+    Without a recipe, weights of a GGUF file or of a folder of another package, such as GPTQ, keep their codes where a
+    format holds them, and others are decoded to floats; the output says which, and why. With a recipe all are
+    decoded and packed anew.
 
     A recipe is a list of rules separated by ';', or a file NAME.toml. The last rule that matches decides:
 

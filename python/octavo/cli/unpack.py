@@ -19,7 +19,7 @@ def run(
         Path,
         typer.Argument(
             metavar="IN",
-            help="A packed file, a folder made by octavo pack, a GGUF file, a folder of compressed-tensors.",
+            help="A packed file, a folder made by octavo pack, a GGUF file, a folder of GPTQ or another package.",
         ),
     ],
     out: OutOption,

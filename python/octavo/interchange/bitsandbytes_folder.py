@@ -129,7 +129,7 @@ class Bnb4Weight(LayerWeight):
         wrong = (halves.float() != maxima) | ~halves.isfinite()
         if wrong.any():
             place = int(wrong.nonzero()[0])
-            raise NotHeldError(f"block {place}: scale {maxima[place].item()} is no float16, as those of nf4 are")
+            raise NotHeldError(f"block {place}: a scale that is no float16, as those of nf4 are")
         if halves.signbit().any():
             raise NotHeldError(f"block {int(halves.signbit().nonzero()[0])}: a scale with a sign")
         data = self.read(WEIGHT).reshape(rows, columns // 2)

@@ -125,8 +125,8 @@ def load_model(
     registers (:mod:`octavo.model_folder.subject_registry`); no code of the folder runs. Folders that transformers wrote
     are read, too, in one file or in shards, and keep their dtypes; and those of ``octavo lab train``, ``compress`` and
     ``unpack``. Tensors that are packed in no layer, such as those of an LSTM, are decoded. Source: FORMATS.md section
-    5. Of a GGUF file, and of a folder that compressed-tensors has packed, weights that a format holds stay packed;
-    others are decoded to floats, which is warned of.
+    5. Of a GGUF file, and of a folder that another package has packed, such as GPTQ, weights that a format holds
+    stay packed; others are decoded to floats, which is warned of.
 
     Args:
         path: a model folder, a file of weights, or a GGUF file.
