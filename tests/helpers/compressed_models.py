@@ -203,6 +203,13 @@ def folder_of(model, path, choose, seed=0, dtype=torch.float32, files=1, tie=Fal
 
 def mixture(path, pick):
     """A mixture of experts, whose matrices lie in the folder one by one; returns their values."""
+    form, args = pick
+    entry = {"quant_method": "compressed-tensors", **config(args, form)}
+    return mixture_of(path, lambda shape, rng: layer(shape, rng, args, form), entry)
+
+
+def mixture_of(path, make, entry):
+    """A mixture of experts, each matrix of which ``make(shape, rng)`` gives as parts and values."""
     model = transformer(
         "MixtralForCausalLM", width=32, heads=2, inner=64, layers=1, num_local_experts=3, num_key_value_heads=2
     )
@@ -211,18 +218,14 @@ def mixture(path, pick):
     for name, value in model.state_dict().items():
         if ".experts." not in name:
             tensors[name.replace(".mlp.", ".block_sparse_moe.")] = value
-    form, args = pick
     for expert in range(3):
         for part, shape in (("w1", (64, 32)), ("w2", (32, 64)), ("w3", (64, 32))):
-            parts, values[part, expert] = layer(shape, rng, args, form)
+            parts, values[part, expert] = make(shape, rng)
             prefix = f"model.layers.0.block_sparse_moe.experts.{expert}.{part}"
             tensors |= {f"{prefix}.{one}": value for one, value in parts.items()}
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     fields = json.loads((path / "config.json").read_text())
-    fields |= {
-        "architectures": ["MixtralForCausalLM"],
-        "quantization_config": {"quant_method": "compressed-tensors", **config(args, form)},
-    }
+    fields |= {"architectures": ["MixtralForCausalLM"], "quantization_config": entry}
     (path / "config.json").write_text(json.dumps(fields))
     state = model.state_dict()
     for expert in range(3):

@@ -209,6 +209,19 @@ def test_folders_are_models(tmp_path, dtype, beside, shards):
         assert all(same_bits(one, mine[name]) for name, one in values_in(octavo.load_model(folder)).items())
 
 
+def test_experts_are_packed_layers(tmp_path):
+    pytest.importorskip("transformers")
+    from helpers.compressed_models import mixture_of
+
+    expected = mixture_of(tmp_path / "in", layer, settings())
+    model = octavo.load_model(tmp_path / "in")
+    packed = [one for one in model.modules() if type(one).__name__ == "PackedLinear"]
+    assert len(packed) == 6 and {str(one.weight.format) for one in packed} == {"uint4:g32"}
+    with as_folder(reader_of(tmp_path / "in").open(tmp_path / "in"), packed=False) as (folder, _):
+        plain = octavo.load_model(folder).state_dict()
+    assert all(torch.equal(plain[name], value) for name, value in expected.state_dict().items())
+
+
 def test_layers_stored_transposed_are_refused():
     parts, _ = layer((64, 64), generator(10))
     from octavo.interchange.layer_packing import read_packing
