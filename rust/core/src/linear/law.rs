@@ -191,8 +191,8 @@ fn hold(count: usize, work: usize) -> usize {
         if ran >= count && step >= formats.len() {
             break;
         }
-        // Large weights take long to encode.
-        let sizes = if step % 8 == 0 { &SIZES[..] } else { &SIZES[..SIZES.len() - 3] };
+        // Large weights take long to encode; each format has its turn.
+        let sizes = if (step + step / formats.len()) % 8 == 0 { &SIZES[..] } else { &SIZES[..SIZES.len() - 3] };
         let weights = Weights::new(formats[step % formats.len()], random.of(sizes));
         let (n, k) = (weights.shape.rows, weights.shape.columns);
         for &processor in &processors {
@@ -228,7 +228,7 @@ fn hold(count: usize, work: usize) -> usize {
 
 #[test]
 fn the_kernel_that_is_named_is_the_one_that_runs() {
-    let count = fewer(20_000);
+    let count = fewer(10_000);
     assert!(hold(count, fewer(1 << 22)) >= count);
 }
 
