@@ -96,7 +96,7 @@ def test_every_scale_code_is_carried_with_its_values_or_decoded():
                     assert code > 120 or dtype == "float16"
 
 
-def peer_weight(shape, rng, element, dtype):
+def peer_weight(shape, rng, element, dtype, swizzled=False):
     """The tensors and the record that the package stores of a random matrix, and what it decodes them to."""
     pytest.importorskip("torchao")
     from torchao.prototype.mx_formats.mx_tensor import MXTensor
@@ -105,9 +105,11 @@ def peer_weight(shape, rng, element, dtype):
 
     matrix = torch.randn(shape, generator=rng).to(dtype)
     if element == "nvfp4":
-        packed = NVFP4Tensor.to_nvfp4(matrix, per_tensor_scale=matrix.abs().max().float() / (448 * 6))
+        packed = NVFP4Tensor.to_nvfp4(
+            matrix, per_tensor_scale=matrix.abs().max().float() / (448 * 6), is_swizzled_scales=swizzled
+        )
     else:
-        packed = MXTensor.to_mx(matrix, getattr(torch, element), 32)
+        packed = MXTensor.to_mx(matrix, getattr(torch, element), 32, is_swizzled_scales=swizzled)
     tensors, metadata = flatten_tensor_state_dict({"a.b.weight": packed})
     parts = {name.removeprefix("a.b._weight_"): value for name, value in tensors.items()}
     return parts, json.loads(metadata["a.b.weight"]), packed.dequantize()
@@ -121,6 +123,15 @@ def test_values_are_those_of_the_package(element, dtype):
     assert same_bits(weight.decode(), values) and same_bits(weight.carry(dtype).decode(), values)
 
 
+@pytest.mark.parametrize("shape", [(128, 128), (96, 320), (300, 64)], ids=str)
+@pytest.mark.parametrize("element", [*ELEMENTS, "nvfp4"])
+def test_swizzled_scales_are_put_in_rows(element, shape):
+    parts, record, values = peer_weight(shape, generator(6), element, torch.bfloat16, swizzled=True)
+    weight = weight_of(parts, record, names=record["_tensor_data_names"])
+    assert record["_data"]["is_swizzled_scales"] is True
+    assert same_bits(weight.decode(), values) and same_bits(weight.carry(torch.bfloat16).decode(), values)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("element", [*ELEMENTS, "nvfp4"])
 def test_a_million_values_are_those_of_the_package(element):
@@ -132,7 +143,8 @@ def test_a_million_values_are_those_of_the_package(element):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"is_swizzled_scales": True}, "metadata of tensor 'a.b.weight': is_swizzled_scales is true"),
+        ({"is_swizzled_scales": True}, r"tensor 'a.b._weight_scale': shape \[8, 2\]; expected are 512 swizzled scales"),
+        ({"is_swizzled_scales": 1}, "metadata of tensor 'a.b.weight': is_swizzled_scales is 1; accepted are true"),
         ({"block_size": 64}, "block_size is 64; read are 32"),
         ({"elem_dtype": dtype_record("float6_e2m3")}, "elem_dtype is 'float6_e2m3'; read are float8_e4m3fn"),
         ({"orig_dtype": dtype_record("int8")}, "orig_dtype is 'int8'; read are float32"),
@@ -199,6 +211,26 @@ def test_models_that_the_package_quantized_have_its_values(tmp_path):
     octavo.save(flat, tmp_path / "model.safetensors", metadata={**metadata, "format": "pt"})
     mine = values_in(octavo.load_model(tmp_path))
     assert all(same_bits(mine[name], value.dequantize()) for name, value in packed.items())
+
+
+def test_models_that_transformers_quantized_and_saved_have_its_values(tmp_path):
+    """The scales are swizzled there."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torchao")
+    from helpers.checkpoints import base, write
+    from torchao.prototype.mx_formats import NVFP4WeightOnlyConfig
+
+    write(tmp_path / "float", *base())
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "float",
+        quantization_config=transformers.TorchAoConfig(NVFP4WeightOnlyConfig()),
+        dtype=torch.bfloat16,
+    )
+    theirs.save_pretrained(tmp_path / "packed")
+    mine = values_in(octavo.load_model(tmp_path / "packed"))
+    packed = {name: one.weight for name, one in theirs.named_modules() if name.endswith("_proj")}
+    assert len(packed) == 14
+    assert all(same_bits(mine[f"{name}.weight"], weight.dequantize()) for name, weight in packed.items())
 
 
 def attack(seed, count):

@@ -60,14 +60,17 @@ class AwqWeight(LayerWeight):
         import torch
 
         from octavo.interchange.integer_groups import IntegerGroups
-        from octavo.interchange.packed_words import pack_codes
 
         rows, columns = self.shape
         words, step = self.read(CODES), max(_CHUNK // max(columns, 1), 1)
-        stream = torch.empty(rows, -(-columns // 2), dtype=torch.uint8)
+        stream = torch.empty(rows // 8, 8, -(-columns // 2), dtype=torch.uint8)
         for first in range(0, rows // 8, step):
-            codes = _codes(words[:, first : first + step]).t().contiguous()
-            stream[8 * first : 8 * first + len(codes)] = pack_codes(codes, 4)
+            lines = words[:, first : first + step].t().contiguous()
+            for place, nibble in enumerate(_NIBBLES):
+                codes = (lines >> 4 * nibble & 15).to(torch.uint8)
+                codes = torch.nn.functional.pad(codes, (0, columns % 2))
+                stream[first : first + step, place] = codes[:, ::2] | codes[:, 1::2] << 4
+        stream = stream.reshape(rows, -(-columns // 2))
         zeros = _codes(self.read(ZEROS)).to(torch.int16).t().contiguous()
         return IntegerGroups(stream, 4, (rows, columns), self.read(SCALES).t().contiguous(), zeros, self.group)
 

@@ -7,10 +7,12 @@ The metadata of a file has a JSON text for each tensor ``a.weight``: ``_type``, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ContainerError
+from octavo.interchange.packing_settings import flag
 from octavo.interchange.stored_weights import (
     FLOATS,
     WEIGHT,
@@ -33,11 +35,27 @@ _MX = {
     "float8_e4m3fn": ("mxfp8e4m3", "float8_e4m3fn", 1), "float8_e5m2": ("mxfp8e5m2", "float8_e5m2", 1),
     "float4_e2m1fn_x2": ("mxfp4", "uint8", 2),
 }  # fmt: skip
+_TILE = (128, 4)  # rows and columns of swizzled scales
 _HALF_EXPONENTS = (103, 142)  # scale codes whose powers of two are float16
 
 
 @dataclass(frozen=True)
-class MxWeight(LayerWeight):
+class _BlockWeight(LayerWeight):
+    """A weight with scales of blocks. ``swizzled``: they lie in the order of the tensor cores."""
+
+    swizzled: bool
+
+    def scales(self, columns: int) -> Tensor:
+        """Return the scales as bytes in rows of blocks of that many columns."""
+        import torch
+
+        stored = self.read(SCALES).contiguous().view(torch.uint8)
+        rows, blocks = self.shape[0], self.shape[1] // columns
+        return _unswizzled(stored, rows, blocks) if self.swizzled else stored
+
+
+@dataclass(frozen=True)
+class MxWeight(_BlockWeight):
     """An MXTensor. ``element``: its dtype in torchao."""
 
     element: str
@@ -47,25 +65,22 @@ class MxWeight(LayerWeight):
         """Compare the tensors of a layer with its attributes. Raises ContainerError."""
         element = _dtype(values, "elem_dtype", label, tuple(_MX))
         stored_dtype = _dtype(values, "orig_dtype", label, FLOATS)
-        _refuse_swizzled(values, label)
         if (block := member(values, "block_size", int, label)) != 32:
             raise ContainerError(f"{label}: block_size is {shown(block)}; read are 32")
         text, stored, each = _MX[element]
         rows, width = layer.matrix(CODES, stored)
         if each * width % 32:
             raise layer.error(CODES, f"{each * width} columns; accepted are multiples of 32")
-        layer.check(SCALES, ("float8_e8m0fnu", "uint8"), (rows, each * width // 32))
-        return cls(
-            layer, (rows, each * width), f"torchao MXTensor ({text})", stored_dtype, folder.reader(layer), element
-        )
+        swizzled = _scales(layer, values, label, ("float8_e8m0fnu", "uint8"), (rows, each * width // 32))
+        kind, shape = f"torchao MXTensor ({text})", (rows, each * width)
+        return cls(layer, shape, kind, stored_dtype, folder.reader(layer), swizzled, element)
 
     def held(self, dtype: torch.dtype) -> PackedTensor:
         """Return the weight in an ``mx`` format. Raises NotHeldError."""
-        import torch
 
         from octavo.interchange.small_floats import mx_packed
 
-        scales = self.read(SCALES).view(torch.uint8)
+        scales = self.scales(32)
         least, most = _HALF_EXPONENTS
         if self.stored_dtype == "float16" and ((scales < least) | (scales > most)).any():
             raise NotHeldError("scales beyond float16, to which the package rounds them")
@@ -78,7 +93,7 @@ class MxWeight(LayerWeight):
         from octavo.interchange.small_floats import chunks, e2m1_values
 
         out = torch.empty(self.shape, dtype=self.dtype)
-        codes, exponents = self.read(CODES), self.read(SCALES).view(torch.uint8)
+        codes, exponents = self.read(CODES), self.scales(32)
         steps = torch.where(exponents == 255, torch.nan, torch.exp2(exponents.float() - 127)).to(self.dtype)
         for rows in chunks(self.shape):
             is_pair = self.element == "float4_e2m1fn_x2"
@@ -88,23 +103,23 @@ class MxWeight(LayerWeight):
 
 
 @dataclass(frozen=True)
-class Nvfp4Weight(LayerWeight):
+class Nvfp4Weight(_BlockWeight):
     """An NVFP4Tensor."""
 
     @classmethod
     def of(cls, folder: StoredFolder, layer: PackedLayer, values: dict[str, Any], label: str) -> Nvfp4Weight:
         """Compare the tensors of a layer with its attributes. Raises ContainerError."""
         stored_dtype = _dtype(values, "orig_dtype", label, FLOATS)
-        _refuse_swizzled(values, label)
         if (block := member(values, "block_size", int, label)) != 16:
             raise ContainerError(f"{label}: block_size is {shown(block)}; read are 16")
         rows, width = layer.matrix(CODES, "uint8")
         if width % 8:
             raise layer.error(CODES, f"{2 * width} columns; accepted are multiples of 16")
-        layer.check(SCALES, ("float8_e4m3fn",), (rows, width // 8))
+        swizzled = _scales(layer, values, label, ("float8_e4m3fn",), (rows, width // 8))
         if FACTOR in layer.parts:
             layer.check(FACTOR, ("float32",), (), (1,))
-        return cls(layer, (rows, 2 * width), "torchao NVFP4Tensor", stored_dtype, folder.reader(layer))
+        shape = rows, 2 * width
+        return cls(layer, shape, "torchao NVFP4Tensor", stored_dtype, folder.reader(layer), swizzled)
 
     @property
     def _factor(self) -> Tensor | None:
@@ -114,13 +129,16 @@ class Nvfp4Weight(LayerWeight):
         """Return the weight in ``nvfp4``. Raises NotHeldError."""
         from octavo.interchange.small_floats import nvfp4_packed
 
-        return nvfp4_packed(self.read(CODES), self.read(SCALES), self._factor, dtype)
+        return nvfp4_packed(self.read(CODES), self.scales(16), self._factor, dtype)
 
     def decode(self) -> Tensor:
         """Return the values in the dtype of the tensor."""
+        import torch
+
         from octavo.interchange.small_floats import nvfp4_values
 
-        return nvfp4_values(self.read(CODES), self.read(SCALES), self._factor).to(self.dtype)
+        scales = self.scales(16).view(torch.float8_e4m3fn)
+        return nvfp4_values(self.read(CODES), scales, self._factor).to(self.dtype)
 
 
 _TENSORS: dict[str, type[MxWeight | Nvfp4Weight]] = {"MXTensor": MxWeight, "NVFP4Tensor": Nvfp4Weight}
@@ -177,6 +195,23 @@ def _dtype(values: dict[str, Any], key: str, label: str, accepted: tuple[str, ..
     return str(name)
 
 
-def _refuse_swizzled(values: dict[str, Any], label: str) -> None:
-    if values.get("is_swizzled_scales") not in (None, False):
-        raise ContainerError(f"{label}: is_swizzled_scales is true; read are scales in rows, is_swizzled_scales=False")
+def _scales(
+    layer: PackedLayer, values: dict[str, Any], label: str, dtypes: tuple[str, ...], shape: tuple[int, int]
+) -> bool:
+    """Compare the scales of a layer, and return whether they are swizzled. Raises ContainerError."""
+    if flag(values, "is_swizzled_scales", label) is not True:
+        layer.check(SCALES, dtypes, shape)
+        return False
+    layer.check(SCALES, dtypes)
+    padded = -(-shape[0] // _TILE[0]) * _TILE[0] * -(-shape[1] // _TILE[1]) * _TILE[1]
+    stored = tuple(layer.parts[SCALES].shape)
+    if math.prod(stored) != padded:
+        raise layer.error(SCALES, f"shape {list(stored)}; expected are {padded} swizzled scales of {list(shape)}")
+    return True
+
+
+def _unswizzled(scales: Tensor, rows: int, columns: int) -> Tensor:
+    """Return scales in rows. Tiles of 128 rows and 4 columns lie behind each other, each as 32 rows of 4 by 4."""
+    high, wide = -(-rows // _TILE[0]), -(-columns // _TILE[1])
+    tiles = scales.reshape(high, wide, 32, 4, 4).transpose(2, 3).reshape(high, wide, *_TILE)
+    return tiles.transpose(1, 2).reshape(high * _TILE[0], wide * _TILE[1])[:rows, :columns].contiguous()
