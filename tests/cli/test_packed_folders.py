@@ -1,6 +1,9 @@
 """Commands take folders of GPTQ, AWQ, ModelOpt, bitsandbytes and torchao where they take the folder of a model."""
 
 import json
+import os
+import subprocess
+import sys
 import warnings
 
 import octavo as package
@@ -116,3 +119,13 @@ def test_check_says_into_which_format_layers_are_carried(octavo, folders, layout
     (route,) = report["routes"]
     expected = "decodes" if FORMATS[layout] is None else "takes"
     assert route["verdict"] == expected and (FORMATS[layout] or "") in route["how"]
+
+
+def test_tables_of_contents_are_listed_without_torch(folders):
+    code = (
+        "import sys; from octavo.interchange.foreign_readers import reader_of\n"
+        "for path in sys.argv[1:]: assert len(reader_of(path).contents(path)[0]) == 21, path\n"
+        "assert 'torch' not in sys.modules"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code, *(folders / layout for layout in FORMATS)], env=env, check=True)
