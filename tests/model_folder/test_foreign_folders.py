@@ -203,7 +203,7 @@ def test_words_that_lead_elsewhere_are_passed_over(door, file, changes):
 
 def test_packing_of_another_library_is_refused_by_name(tmp_path):
     folder = encoder(tmp_path / "folder")
-    rewrite(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True})
+    rewrite(folder, quantization_config={"quant_method": "fbgemm_fp8"})
     with pytest.raises(ContainerError, match="quantization_config"):
         compress(folder)
 
