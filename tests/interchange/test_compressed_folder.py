@@ -74,7 +74,7 @@ def asymmetric(name):
 @pytest.mark.parametrize(
     ("choose", "dtype"),
     [(asymmetric, torch.float32), (asymmetric, torch.bfloat16), (symmetric, torch.bfloat16)],  # mx* are bfloat16 there
-    ids=str,
+    ids=["asymmetric-float32", "asymmetric-bfloat16", "symmetric-bfloat16"],
 )
 def test_values_are_those_of_transformers(tmp_path, choose, dtype):
     pytest.importorskip("compressed_tensors")
