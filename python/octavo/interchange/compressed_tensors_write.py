@@ -35,6 +35,7 @@ from octavo.model_folder.model_card import remove_card
 from octavo.model_folder.model_config import CONFIG
 from octavo.model_folder.quantization_entry import ENTRY
 from octavo.model_folder.weight_files import PLAIN_NAME, Checkpoint, replaced
+from octavo.nn.embedding import is_table
 from octavo.storage import files, folders
 from octavo.storage.reading import read_json
 from octavo.tensors import container
@@ -230,11 +231,11 @@ def _planned(
     path, _, part = name.rpartition(".")
     module = network.get_submodule(path)
     names = [name, *(tied for tied, first in source.ties.items() if first == name)]
-    is_table = any(isinstance(network.get_submodule(one.rpartition(".")[0]), nn.Embedding) for one in names)
-    if is_table and (was is None or len(names) > 1):
+    has_table = any(is_table(network.get_submodule(one.rpartition(".")[0])) for one in names)
+    if has_table and (was is None or len(names) > 1):
         return _float(source, network, place, name, tensor, _TABLE)
     try:
-        if part != "weight" or not isinstance(module, nn.Linear | nn.Embedding) or tensor.axis != 1:
+        if part != "weight" or not (isinstance(module, nn.Linear) or is_table(module)) or tensor.axis != 1:
             raise NoFormatError("of no Linear layer; compressed-tensors packs those alone")
         return _packed(place, name, tensor, parts_of(tensor, dtype, was), None if was is None else was.layer)
     except NoFormatError as error:
@@ -337,7 +338,7 @@ def _entry(
         layer for name in linear if (layer := places.get(f"{name}.weight", name).removesuffix(".weight")) not in layers
     ]
     ordered = sorted(groups, key=lambda key: -len(groups[key]))
-    tables = {name for name, module in network.named_modules() if isinstance(module, nn.Embedding)}
+    tables = {name for name, module in network.named_modules() if is_table(module)}
     config_groups = {}
     for number, key in enumerate(ordered):
         by_name = groups[key] if number else [layer for layer in groups[key] if layer in tables]

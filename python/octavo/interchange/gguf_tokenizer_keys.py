@@ -65,7 +65,7 @@ def same_tokenizer(folder: Path, metadata: Mapping[str, Typed], positions: int) 
     if not files:
         return not (folder / TOKENIZER).exists()
     try:
-        return (folder / TOKENIZER).exists() and _json(folder, TOKENIZER) == json.loads(files[TOKENIZER])
+        return (folder / TOKENIZER).exists() and _json(folder, TOKENIZER) == _parsed(files[TOKENIZER])
     except ContainerError:
         return False
 
@@ -262,12 +262,17 @@ def _ends(processor: Any) -> tuple[list[str], list[str]]:
     return ends
 
 
+def _parsed(content: str) -> dict[str, Any]:
+    """Return the JSON of a tokenizer that was made here."""
+    return parse_json(content, TOKENIZER, most=len(content))
+
+
 def _compare(tokenizer: Mapping[str, Any], keys: Mapping[str, Typed]) -> None:
     """Refuse metadata that are read as another tokenizer."""
     files, problem = texts_of({key: one.value for key, one in keys.items()}, 0)
     if problem is not None:
         raise _UnwrittenError(problem)
-    ours, theirs = json.loads(files[TOKENIZER])["model"], tokenizer["model"]
+    ours, theirs = _parsed(files[TOKENIZER])["model"], tokenizer["model"]
     same = theirs["vocab"].items() <= ours["vocab"].items()
     if same and ours["type"] == "BPE":
         pairs = _pairs(theirs["merges"])

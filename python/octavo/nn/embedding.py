@@ -72,6 +72,11 @@ class QuantEmbedding(QuantLayer, nn.Embedding):
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
 
+def is_table(layer: nn.Module) -> bool:
+    """Whether a layer is an embedding of floats."""
+    return isinstance(layer, nn.Embedding)
+
+
 def gather_cost(table: PackedTensor, batch: int) -> tuple[str, int]:
     """Return how ``batch`` rows of a packed table ``[V, D]`` are read, and their bytes."""
     rows = table.shape[0]

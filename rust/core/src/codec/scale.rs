@@ -135,7 +135,8 @@ pub(crate) fn signed_half(value: f64, or_zero: bool) -> u32 {
     let half = real_bits(value.abs(), true, false);
     match (value.abs() as f32, or_zero) {
         (magnitude, true) if to_f16_saturating(magnitude) == 0 => 0,
-        _ => half | if value < 0.0 { 0x8000 } else { 0 },
+        // Of a quotient that vanished, too.
+        _ => half | if value.is_sign_negative() { 0x8000 } else { 0 },
     }
 }
 

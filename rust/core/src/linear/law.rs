@@ -192,7 +192,8 @@ fn hold(count: usize, work: usize) -> usize {
             break;
         }
         // Large weights take long to encode; each format has its turn.
-        let sizes = if (step + step / formats.len()).is_multiple_of(8) { &SIZES[..] } else { &SIZES[..SIZES.len() - 3] };
+        let sizes =
+            if (step + step / formats.len()).is_multiple_of(8) { &SIZES[..] } else { &SIZES[..SIZES.len() - 3] };
         // Sums of so many columns have kernels of their own, which are seldom drawn.
         let weights = match step < 4 {
             true => Weights::new(Format::parse("int8:channel").unwrap(), (1, 65_537)),

@@ -39,7 +39,7 @@ DEVICE u32 signed_half(double value, bool or_zero) {
     double size = value < 0 ? -value : value;
     u32 half = real_bits(size, false);
     if (or_zero && to_f16(bound((float)size, 65504.0f)) == 0) return 0;
-    return half | (value < 0 ? 0x8000u : 0u);
+    return half | (u32)(bits_of(value) >> 63) << 15; // of a quotient that vanished, too
 }
 #endif
 
