@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ from numpy.typing import NDArray
 from octavo.interchange.check.decode_layers import floats_of, is_ordered
 from octavo.interchange.check.findings import PLACES, ByteEdit, Findings, rule
 from octavo.interchange.check.scan import bits_of, places, sample
-from octavo.interchange.check.source import Raw
+from octavo.interchange.check.source import ITEMS, PackedEntry, Raw
 from octavo.interchange.check.stated_settings import Settings
 from octavo.interchange.check.stored_layers import (
     AWQ,
@@ -78,6 +81,10 @@ _MOST_RATIO = 40  # binades between the 5th and the 95th percentile of scales
 _BLOCKS_AT_ONCE = 1 << 14
 _NVFP4_BLOCK, _LARGEST_E4M3 = 16, 0x7E
 _MOST_LARGEST, _LEAST_SATURATED = 12, 4  # codes of a block, and blocks of a tensor
+# Scales of our formats as dtypes; int8 of calibrated `fixedW` is always finite.
+_OCTAVO_SCALES = {"e8m0": "F8_E8M0", "e4m3": "F8_E4M3", "float32": "F32", "float16": "F16"}
+# Where the float16 scales of a group of 256 are, in the bytes of its scales (FORMATS.md section 3).
+_NESTED_HALVES = {"q2_k": (16, 18), "q3_k": (12,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (16,)}
 
 
 def check_scales(layer: Layer, model: Model, settings: Settings, findings: Findings) -> None:
@@ -295,37 +302,54 @@ def _check_spread(layer: Layer, raw: Raw, dtype: str, findings: Findings) -> Non
 
 
 def _check_octavo(layer: Layer, model: Model, findings: Findings) -> None:
-    raw = layer.parts.get("scales")
-    if raw is None or not raw.nbytes:
-        return
-    from octavo.tensors.formats import Format
+    entry = model.source.packed[layer.name]
+    for scales, groups, step in _octavo_scales(layer, entry):
+        bits = bits_of(scales)
+        if bits.nan or bits.infinite:
+            assert bits.wrong is not None
+            words = scales.words()
+            texts = [f"0x{int(words[one]):0{2 * scales.itemsize}X}" for one in bits.wrong]
+            findings.add(
+                NAN,
+                layer.name,
+                f"{bits.nan + bits.infinite} of {scales.elements} scales of {entry.format} are not finite",
+                file=scales.file.name,
+                places=places(scales, bits.wrong, groups, texts, step=step),
+                count=bits.nan + bits.infinite,
+            )
+
+
+def _octavo_scales(layer: Layer, entry: PackedEntry) -> Iterator[tuple[Raw, int, int]]:
+    """Yield the scales of a packed tensor, their number in a row, and the bytes from one to the next.
+
+    Where groups have several scales, those at the same place of each group come together.
+    """
+    from octavo.tensors.formats import core
     from octavo.tensors.packed_tensor import part_specs
 
-    entry = model.source.packed[layer.name]
-    specs = {name: dtype for name, dtype, _ in part_specs(Format(entry.format).core, entry.shape, entry.axis)}
-    dtype = {
-        "float8_e8m0fnu": "F8_E8M0",
-        "float8_e4m3fn": "F8_E4M3",
-        "float32": "F32",
-        "float16": "F16",
-        "uint8": "F8_E8M0",
-    }.get(str(specs["scales"]).removeprefix("torch."))
-    if dtype is None:
-        return
-    typed = Raw(
-        raw.name, dtype, (raw.nbytes // {"F32": 4, "F16": 2}.get(dtype, 1),), raw.file, raw.offset, raw.nbytes, raw.load
-    )
-    bits = bits_of(typed)
-    if bits.nan or bits.infinite:
-        assert bits.wrong is not None
-        words = typed.words()
-        texts = [f"0x{int(words[one]):0{2 * typed.itemsize}X}" for one in bits.wrong]
-        rows = max(layer.rows, 1)
-        findings.add(
-            NAN,
-            layer.name,
-            f"{bits.nan + bits.infinite} of {typed.elements} scales of {entry.format} are not finite",
-            file=raw.file.name,
-            places=places(typed, bits.wrong, max(typed.elements // rows, 1), texts),
-            count=bits.nan + bits.infinite,
+    format = core(entry.format)
+    shape = next(part for name, _, part in part_specs(format, entry.shape, entry.axis) if name == "scales")
+    parts = []
+    if format.scale_type == "nested":
+        parts.append(("scales", "F16", shape[-2], shape[-1], _NESTED_HALVES[entry.format]))
+    elif dtype := _OCTAVO_SCALES.get(str(format.scale_type)):
+        size, count = ITEMS[dtype], format.scales_per_group
+        parts.append(
+            ("scales", dtype, shape[-2 if count > 1 else -1], size * count, tuple(range(0, size * count, size)))
         )
+    if format.has_levels:
+        parts.append(("levels", "F32", 1, ITEMS["F32"], (0,)))
+    for part, dtype, groups, step, offsets in parts:
+        raw = layer.parts[part]
+        data = raw.data().reshape(-1, step)
+        for at in offsets:
+            own = np.ascontiguousarray(data[:, at : at + ITEMS[dtype]]).reshape(-1)
+            yield (
+                replace(raw, dtype=dtype, shape=(len(data),), offset=raw.offset + at, load=partial(_itself, own)),
+                groups,
+                step,
+            )
+
+
+def _itself(data: NDArray[Any]) -> NDArray[Any]:
+    return data

@@ -78,14 +78,29 @@ def bits_of(raw: Raw, dtype: str | None = None) -> Bits:
     return facts
 
 
-def places(raw: Raw, positions: list[int], blocks: int, texts: list[str], *, turned: bool = False) -> list[Place]:
-    """Return elements of a grid of scales as places: ``blocks`` a row, or ``turned``, rows along the last axis."""
+def places(
+    raw: Raw, positions: list[int], blocks: int, texts: list[str], *, turned: bool = False, step: int = 0
+) -> list[Place]:
+    """Return elements of a grid of scales as places.
+
+    Args:
+        raw: tensor of the scales, which begins at the first of them.
+        positions: which elements.
+        blocks: how many a row has, or ``turned``, how many rows there are.
+        texts: the value of each element.
+        turned: rows lie along the last axis.
+        step: bytes from an element to the next; 0 for its size.
+
+    Returns:
+        A place for each element.
+    """
+    step = step or raw.itemsize
     listed = []
     for position, text in zip(positions, texts, strict=True):
         row, block = divmod(position, max(blocks, 1))
         if turned:
             row, block = block, row
-        listed.append(Place(raw.offset + position * raw.itemsize, row, block, text))
+        listed.append(Place(raw.offset + position * step, row, block, text))
     return listed
 
 

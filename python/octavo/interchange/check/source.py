@@ -29,10 +29,11 @@ _INDICES = (INDEX_NAME, PACKED_INDEX)
 CONFIGURATIONS = ("config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json")
 """Texts that say how a checkpoint is quantised: of transformers, ModelOpt, AutoGPTQ and AutoAWQ."""
 _WORDS: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
-_ITEMS = {
+ITEMS = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
     "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "F64": 8, "I64": 8, "U64": 8, "C64": 4,
 }  # fmt: skip
+"""Bytes of an element, by dtype of safetensors."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Raw:
     @property
     def itemsize(self) -> int:
         """Bytes of an element; 1 where elements are parts of bytes or blocks."""
-        return _ITEMS.get(self.dtype, 1)
+        return ITEMS.get(self.dtype, 1)
 
     def data(self) -> Bytes:
         """Return the bytes, mapped and flat."""
