@@ -21,7 +21,7 @@ def test_the_json_list_says_what_the_formats_say(octavo):
         assert entry["values"] == (fmt.values() if fmt.width <= 6 else None)
 
 
-UNLISTED = ["fixed32.8", "log9", "mxint8/1", "bm16e8/7", "denorm3e1", "int2"]
+UNLISTED = ["fixed32.8", "log9", "mxint8/1", "bm16e8/7", "denorm3e1", "int2", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
 
 
 @pytest.mark.parametrize("fmt", spread([*map(str, formats()), *UNLISTED], 4))
@@ -30,6 +30,7 @@ def test_every_format_can_be_explained(octavo, fmt):
     assert output.startswith(f"{fmt} - ")
     assert f"bits per element   {Format(fmt).bits:.6g}" in output
     assert max(map(len, output.splitlines())) <= 100
+    assert ("quantile" in output) == (Format(fmt).family == "nf")
 
 
 def test_few_values_are_all_shown_and_plotted(octavo):

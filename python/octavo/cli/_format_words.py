@@ -41,7 +41,7 @@ _MINIFLOATS = {
     "e5m2:finite": "E5M2 with every code finite",
 }
 _SHARES = {"tensor": "tensor", "channel": "row"}
-_SCALES = {"float32": "f32", "float16": "f16", "int8": "F"}
+_SCALES = {"float32": "f32", "float16": "f16", "int8": "F", "nested": "codes times f16"}
 
 
 def scale_text(fmt: Format) -> str:
@@ -87,8 +87,14 @@ def describe(fmt: Format) -> str:
             return f"step 2^{-int(text.split('.')[1])}"
         case "fixed":
             return "F for least squared error" if "mse" in text else "F fits the largest value"
-        case "int":
+        case "int" | "fullrange":
             return "code * scale"
+        case "affine":
+            return "code * scale + offset"
+        case "kquant":
+            groups = "16" if text in ("q2_k", "q3_k", "q6_k") else "32"
+            offset = "" if text in ("q3_k", "q6_k") else " + offset"
+            return f"code * scale{offset}, of {groups}"
         case "uint":
             return "(code - zero point) * scale"
         case "minifloat":
@@ -110,8 +116,8 @@ def describe(fmt: Format) -> str:
             return f"OCP MXFP{width}, {element}"
         case "nvfp4":
             return "E2M1, and f32 per tensor"
-        case _:
-            return f"{len(fmt.values())} quantile levels (QLoRA)"
+    assert fmt.family == "nf"
+    return f"{len(fmt.values())} quantile levels (QLoRA)"
 
 
 def _float_bits(width: int, exponent: int) -> str:

@@ -72,6 +72,7 @@ def _print_list(listed: list[Format]) -> None:
     out.print()
     out.print("bits: per element, scales included, in long rows. range, smallest positive value: at scale 1.")
     out.print("The grammar has more: other widths, blocks and biases. Explained one by one: octavo formats FORMAT")
+    out.print("GGUF files bring q2_k, q3_k, q4_k, q5_k and q6_k along, in which nothing is encoded.")
 
 
 def _explain(fmt: Format) -> None:
@@ -108,7 +109,10 @@ def _explain(fmt: Format) -> None:
             for line in lines:
                 out.print(f"  {line}")
     out.print()
-    _print_example(out, fmt)
+    if fmt.core.instead is not None:
+        out.print("example: octavo pack model.gguf -o model/ keeps tensors of this type as they are")
+    else:
+        _print_example(out, fmt)
 
 
 def _at_scale(fmt: Format) -> str:
