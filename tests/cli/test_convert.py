@@ -57,7 +57,7 @@ def test_what_cannot_be_written_is_one_line(octavo, folder, tmp_path):
     )
     octavo("convert", folder, tmp_path / "x.gguf", "--to", "gguf")
     told = octavo("convert", folder, tmp_path / "x.gguf", "--to", "gguf", code=2).output
-    assert re.search(r"--force replaces it", " ".join(told.split()))
+    assert re.search(r"x.gguf exists; give --force", " ".join(told.split()))
     octavo("convert", folder, tmp_path / "x.gguf", "--to", "gguf", "--force")
 
 

@@ -345,9 +345,9 @@ def test_a_damaged_file_of_the_former_folder_is_refused(tmp_path, change, told):
 def test_targets_that_are_there_are_refused(tmp_path):
     source = saved(tmp_path / "float")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(FormatError, match="a file; this kind is a folder"):
+    with pytest.raises(ContainerError, match="a file; the output is a folder"):
         convert(source, tmp_path / "file", KIND)
-    with pytest.raises(FormatError, match="the output would lie in the input"):
+    with pytest.raises(ContainerError, match="the output would lie in the input"):
         convert(source, source / "in", KIND)
     convert(source, tmp_path / "ct", KIND)
     with pytest.raises(FileExistsError):

@@ -395,9 +395,10 @@ def test_targets_and_kinds_are_checked(file, tmp_path):
     path = file(file_of(llama(), "llama", lambda name: "Q8_0"))
     with pytest.raises(FormatError, match="unknown kind 'ggml'; accepted are gguf"):
         convert(path, tmp_path / "y.gguf", "ggml")
-    with pytest.raises(FormatError, match="a folder; a GGUF file is a file"):
-        convert(path, tmp_path, "gguf")
-    with pytest.raises(FormatError, match="the output would be the input"):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ContainerError, match="a folder; the output is a file"):
+        convert(path, tmp_path / "folder", "gguf")
+    with pytest.raises(ContainerError, match="the output would lie in the input"):
         convert(path, path, "gguf", overwrite=True)
     (tmp_path / "y.gguf").write_text("old")
     with pytest.raises(FileExistsError):

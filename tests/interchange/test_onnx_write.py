@@ -109,7 +109,7 @@ def test_floats_keep_their_dtypes(tmp_path):
 
 def test_targets_are_checked_and_files_are_bounded(tmp_path):
     llama().save_pretrained(tmp_path / "in")
-    with pytest.raises(FormatError, match="a folder; an ONNX file is a file"):
+    with pytest.raises(ContainerError, match="a folder; the output is a file"):
         convert(tmp_path / "in", tmp_path, "onnx-matmulnbits")
     (tmp_path / "x.onnx").write_text("old")
     with pytest.raises(FileExistsError):

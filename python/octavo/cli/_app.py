@@ -74,20 +74,6 @@ def read_recipe(given: str) -> Recipe:
     return recipe
 
 
-def check_out(model: str, out: Path, *, force: bool) -> None:
-    """Refuse an output folder that is there with something in it (unless ``force``), or that lies in the input.
-
-    ``model``: a path, or a name of something else. Raises OctavoError and FileExistsError.
-    """
-    given = Path(model)
-    if given.exists() and out.resolve().is_relative_to(given.resolve()):
-        raise OctavoError(f"{out}: the output would lie in the input {given}; give another --out")
-    if out.exists() and not out.is_dir():
-        raise OctavoError(f"{out}: a file; the output is a folder, give another --out")
-    if out.exists() and any(out.iterdir()) and not force:
-        raise FileExistsError(f"{out} exists; give --force to replace it, or another --out")
-
-
 def tell_left_behind(source: Checkpoint, stdout: Console) -> None:
     """Name the files of a folder that were not copied, since they tell what was measured with its weights."""
     from octavo.model_folder.companion_files import measurements

@@ -14,6 +14,7 @@ def folder_of(model: str, *, packed: bool) -> Iterator[str]:
     :meth:`octavo.interchange.conversion.Conversion.write`.
     """
     from octavo.display.console import console
+    from octavo.display.progress import progress
     from octavo.interchange.conversion import as_folder
     from octavo.interchange.foreign_readers import reader_of
 
@@ -21,7 +22,7 @@ def folder_of(model: str, *, packed: bool) -> Iterator[str]:
     if reader is None:
         yield model
         return
-    with as_folder(reader.open(model), packed=packed) as (folder, notes):
+    with as_folder(reader.open(model), packed=packed, bar=progress) as (folder, notes):
         for note in notes:
             console(stderr=True).print(f"{model}: {note}")
         yield str(folder)

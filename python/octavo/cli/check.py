@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from octavo.cli._app import ForceOption, JsonOption
+from octavo.storage.outputs import check_output
 
 EXIT_FINDINGS = 1
 
@@ -72,6 +73,8 @@ def run(
         return
     if path is None:
         raise typer.BadParameter("give a FILE or folder, or --rules")
+    if fix is not None:
+        check_output(path, fix, is_folder=path.is_dir(), overwrite=force)
     with progress("checking", _nbytes(path) * (1 if base is None else 2)) as done:
         checked = check_path(path, base=base, reader=reader, progress=done)
     repaired = []

@@ -11,10 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from octavo.cli._app import ForceOption, JsonOption, check_out, read_recipe, tell_left_behind
+from octavo.cli._app import ForceOption, JsonOption, read_recipe, tell_left_behind
 from octavo.cli._foreign_files import folder_of
 from octavo.errors import OctavoError, SettingError
 from octavo.lab.polynomials.shipped import NAME as POLYNOMIALS
+from octavo.storage.outputs import check_output
 
 
 def run(
@@ -209,7 +210,7 @@ def _check_out(model: str, out: Path, *, force: bool) -> None:
 
     if Path(model).is_file() and reader_of(model) is None:
         raise OctavoError(f"{model}: a folder with configuration, tokenizer and weights is needed, this is a file")
-    check_out(model, out, force=force)
+    check_output(Path(model), out, is_folder=True, overwrite=force)
 
 
 def _show(report: dict[str, Any], model: str, out: Path, json: bool) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo.cli._app import ForceOption, JsonOption, check_out, read_recipe
+from octavo.cli._app import ForceOption, JsonOption, read_recipe
 from octavo.storage import files
+from octavo.storage.outputs import check_output
 
 if TYPE_CHECKING:
     from octavo.graph import Costs, Graph, Pipeline, PipelineResult
@@ -105,7 +106,7 @@ def run(
     if html is not None and (dot or diff is not None):
         raise ModelError(f"--html shows the model alone; leave {'--dot' if dot else '--diff'} out")
     if out is not None:
-        check_out(model, out, force=force)
+        check_output(Path(model), out, is_folder=True, overwrite=force)
     given = _sizes(size or ())
     if view is not None:
         _show_fx(model, data, field, without or (), {"batch": batch, "sequence": sequence, **given}, json)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from octavo.cli._app import ForceOption, JsonOption, OutOption, check_out, read_recipe, tell_left_behind
+from octavo.cli._app import ForceOption, JsonOption, OutOption, read_recipe, tell_left_behind
 from octavo.cli._foreign_files import folder_of
 from octavo.errors import ContainerError, FormatError, ModelError
+from octavo.storage.outputs import check_output
 
 if TYPE_CHECKING:
     from octavo.interchange.foreign_readers import Reader
@@ -142,15 +143,16 @@ def _pack(
 
 def _convert(path: Path, reader: Reader, out: Path, *, sparse: bool, force: bool, dry_run: bool, json: bool) -> None:
     """Write the model of another package's file with the formats that hold its blocks."""
+    from octavo.display.progress import progress
     from octavo.interchange.conversion import Conversion
     from octavo.model_folder.pack_checkpoint import TensorReport
     from octavo.model_folder.weight_files import Checkpoint
 
     if sparse:
         raise FormatError(f"{path}: --sparse needs a --recipe; carried codes stay as they are")
-    check_out(str(path), out, force=force)
-    conversion = Conversion.of(reader.open(path), packed=True)
-    file = None if dry_run else conversion.write(out, overwrite=force)
+    check_output(path, out, is_folder=True, overwrite=force)
+    conversion = Conversion.of(reader.open(path), packed=True, bar=progress)
+    file = None if dry_run else conversion.write(out, overwrite=force, bar=progress)
     reports = []
     for name, tensor in conversion.tensors.items():
         origin = conversion.origins[name]
@@ -195,6 +197,7 @@ def _pack_model(
     dry_run: bool,
 ) -> Done:
     from octavo.display.progress import progress
+    from octavo.interchange.conversion_report import left_out
     from octavo.model_folder.pack_folder import save_folder
     from octavo.model_folder.tied_tensors import tied_sentences, untied_sentences
 
@@ -206,8 +209,7 @@ def _pack_model(
         packed = opened.pack(rules, sparse=sparse, progress=done)
     file = save_folder(source, out, packed.model, force=force, untied=opened.untied is not None)
     notes += [*tied_sentences(packed.model), *untied_sentences(packed.model, opened.untied)]
-    if packed.left_out:
-        notes.append(f"left out, for a {type(packed.model).__name__} has no place for them: {_some(packed.left_out)}")
+    notes += left_out(packed.left_out, f"a {type(packed.model).__name__} has")
     return packed.reports, file
 
 
@@ -289,8 +291,3 @@ def _print_json(source: Checkpoint, reports: list[TensorReport], file: Path | No
             "notes": notes,
         }
     )
-
-
-def _some(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{', '.join(names[:3])}{more}"

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from octavo.cli._app import ForceOption, OutOption, check_out, tell_left_behind
+from octavo.cli._app import ForceOption, OutOption, tell_left_behind
 from octavo.cli._foreign_files import folder_of
 from octavo.errors import DTypeError
+from octavo.storage.outputs import check_output
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -59,7 +60,7 @@ def run(
     with folder_of(str(path), packed=True) as folder:
         source = given_source if folder == str(path) else Checkpoint.open(folder)
         if source is not given_source:
-            check_out(str(path), out, force=force)
+            check_output(path, out, is_folder=True, overwrite=force)
         check_target(source, out, PLAIN_NAME, force=force)
         source.verify()
         tensors = source.tensors()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from octavo.interchange.compressed_tensors_former import NAME, FormerFolder
 from octavo.interchange.compressed_tensors_joined import FUSED, encoded_together
 from octavo.interchange.compressed_tensors_layout import GLOBAL, PACKED, SCALE, WEIGHT
 from octavo.interchange.compressed_tensors_pack import NoFormatError, StoredParts, check_format, parts_of
-from octavo.interchange.conversion_report import ConversionReport, WrittenTensor
+from octavo.interchange.conversion_report import ConversionReport, WrittenTensor, progress_of
 from octavo.interchange.foreign_readers import is_packed_by, reader_of
 from octavo.interchange.gguf_metadata import NAME as GGUF_NAME
 from octavo.interchange.model_source import ModelSource, model_source, with_layers
@@ -44,7 +43,7 @@ from octavo.tensors.formats import Format
 from octavo.tensors.packed_tensor import FLOATS, PackedTensor
 
 if TYPE_CHECKING:
-    from octavo.interchange.conversion_report import Bar, Progress
+    from octavo.interchange.conversion_report import Bar
     from octavo.model_folder.pack_checkpoint import TensorReport
     from octavo.model_folder.tensor_names import Placed
     from octavo.recipe import Recipe
@@ -64,19 +63,12 @@ def write_compressed_tensors(
     *,
     recipe: Recipe | None = None,
     decode: bool = False,
-    overwrite: bool = False,
     bar: Bar | None = None,
 ) -> ConversionReport:
     """Write a model as a folder of compressed-tensors; arguments and errors are those of ``convert``.
 
     Source: :func:`octavo.interchange.convert.convert`.
     """
-    if target.exists() and not target.is_dir():
-        raise FormatError(f"{target}: a file; this kind is a folder, give another OUT")
-    if target.is_dir() and any(target.iterdir()) and not overwrite:
-        raise FileExistsError(17, "File exists; --force replaces it", str(target))
-    if source.is_dir() and target.resolve().is_relative_to(source.resolve()):
-        raise FormatError(f"{target}: the output would lie in the input; give another OUT")
     if recipe is None and is_packed_by(METHOD)(source):
         return _copy(source, target)
     check = partial(_check_plan, decode)
@@ -161,7 +153,8 @@ def _write(source: ModelSource, target: Path, decode: bool, bar: Bar | None) -> 
         config = {key: value for key, value in read_json(source.folder / CONFIG, finite=False).items() if key != ENTRY}
         config |= {ENTRY: entry} if entry is not None else {}
         files.write(folder / CONFIG, json.dumps(config, indent=2) + "\n")
-        container.save(tensors, folder / PLAIN_NAME, metadata={"format": "pt"})
+        with progress_of(bar, "writing", sum(tensor.nbytes for tensor in tensors.values())) as done:
+            container.save(tensors, folder / PLAIN_NAME, metadata={"format": "pt"}, progress=done)
     rows = [one.row for one in planned]
     return ConversionReport(target, (target / PLAIN_NAME).stat().st_size, rows, notes)
 
@@ -186,7 +179,7 @@ def _plan(
     wrong = []
     dtype = _dtype(source.config)
     total = sum(tensor.nbytes for tensor in source.tensors.values())
-    with bar("looking", total) if bar is not None else _silent() as done:
+    with progress_of(bar, "looking", total) as done:
         for name, tensor in source.tensors.items():
             try:
                 if any(name.startswith(f"{path}.") for path in source.modules):
@@ -200,11 +193,6 @@ def _plan(
     if wrong:
         raise _refused(wrong)
     return planned
-
-
-@contextmanager
-def _silent() -> Iterator[Progress]:
-    yield lambda name, nbytes: None
 
 
 def _planned(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.errors import OctavoError
+from octavo.interchange.conversion_report import Bar, progress_of
 from octavo.storage import folders
 
 if TYPE_CHECKING:
@@ -23,16 +25,16 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def as_folder(subject: ForeignModel, *, packed: bool) -> Iterator[tuple[Path, list[str]]]:
+def as_folder(subject: ForeignModel, *, packed: bool, bar: Bar | None = None) -> Iterator[tuple[Path, list[str]]]:
     """Give a temporary model folder with the model of a file, and the notes of :class:`Conversion`.
 
-    ``packed``: as for :meth:`Conversion.of`. Errors name the file. Raises as :meth:`Conversion.write`.
+    ``packed``, ``bar``: as for :meth:`Conversion.of`. Errors name the file. Raises as :meth:`Conversion.write`.
     """
     with folders.scratch() as place:
         folder = place / subject.path.stem
         try:
-            conversion = Conversion.of(subject, packed=packed)
-            conversion.write(folder)
+            conversion = Conversion.of(subject, packed=packed, bar=bar)
+            conversion.write(folder, bar=bar)
             yield folder, conversion.notes
         except OctavoError as error:
             if str(folder) not in str(error):
@@ -54,10 +56,10 @@ class Conversion:
     notes: list[str]
 
     @classmethod
-    def of(cls, subject: ForeignModel, *, packed: bool) -> Conversion:
+    def of(cls, subject: ForeignModel, *, packed: bool, bar: Bar | None = None) -> Conversion:
         """Look at the tensors of a file; they are carried over, or decoded, when they are written.
 
-        ``packed``: leave packed what a format holds, else decode everything. Raises as
+        ``packed``: leave packed what a format holds, else decode everything. ``bar``: shows progress. Raises as
         :func:`octavo.interchange.foreign_model.load_foreign_model`.
         """
         from octavo.interchange.foreign_model import decoded_sentence
@@ -66,23 +68,26 @@ class Conversion:
         subject = subject if packed else subject.as_floats()
         tensors: dict[str, DeferredPacked | Deferred] = {}
         origins: dict[str, TensorOrigin] = {}
-        for name, place in subject.names.items():
-            carried = None
-            if packed:
-                carried, origins[place] = subject.carried(name)
-            if carried is None:
-                decode = partial(_decode_into, subject, name)
-                tensors[place] = Deferred(subject.dtype(name), subject.shape(name), decode)
-            else:
-                tensors[place] = DeferredPacked.of(carried, partial(_carry, subject, name))
+        elements = {name: math.prod(subject.shape(name)) for name in subject.names}
+        with progress_of(bar if packed else None, "looking", sum(elements.values())) as done:
+            for name, place in subject.names.items():
+                carried = None
+                if packed:
+                    carried, origins[place] = subject.carried(name)
+                if carried is None:
+                    decode = partial(_decode_into, subject, name)
+                    tensors[place] = Deferred(subject.dtype(name), subject.shape(name), decode)
+                else:
+                    tensors[place] = DeferredPacked.of(carried, partial(_carry, subject, name))
+                done(name, elements[name])
         sentence = decoded_sentence(list(origins.values()))
         return cls(subject, tensors, origins, [*([sentence] if sentence else []), *subject.notes()])
 
-    def write(self, folder: Path, *, overwrite: bool = False) -> Path:
+    def write(self, folder: Path, *, overwrite: bool = False, bar: Bar | None = None) -> Path:
         """Write the folder, which appears whole or not at all; one tensor is in memory at once.
 
-        ``overwrite``: replace the model of a folder that is there. Return the file of weights. Raises as :meth:`of`,
-        and FileExistsError.
+        ``overwrite``: replace the model of a folder that is there. ``bar``: shows progress. Return the file of weights.
+        Raises as :meth:`of`, and FileExistsError.
         """
         from octavo.model_folder.weight_files import PACKED_NAME, PLAIN_NAME, replaced
         from octavo.tensors import container
@@ -92,7 +97,8 @@ class Conversion:
         owned = replaced(folder, name, *self.subject.companions())
         with folders.whole(folder, owned=owned, overwrite=overwrite) as target:
             self.subject.write_companions(target)
-            container.save(self.tensors, target / name, metadata=metadata)
+            with progress_of(bar, "writing", sum(tensor.nbytes for tensor in self.tensors.values())) as done:
+                container.save(self.tensors, target / name, metadata=metadata, progress=done)
         return folder / name
 
     def _description(self) -> dict[str, str]:

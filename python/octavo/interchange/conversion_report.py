@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,6 +13,24 @@ Progress: TypeAlias = Callable[[str, int], None]
 """Called with the name of a finished tensor and its bytes."""
 Bar: TypeAlias = Callable[[str, int], AbstractContextManager[Progress]]
 """Shows progress: called with the name of the work and all of its bytes; :func:`octavo.display.progress.progress`."""
+
+
+def progress_of(bar: Bar | None, work: str, nbytes: int) -> AbstractContextManager[Progress]:
+    """Return what shows progress of some work of ``nbytes`` in all; without a bar, what shows nothing."""
+    return nullcontext(_ignore) if bar is None else bar(work, nbytes)
+
+
+def _ignore(name: str, nbytes: int) -> None:
+    """Show nothing."""
+
+
+def left_out(names: Sequence[str], holder: str) -> list[str]:
+    """Return the sentence on tensors of the source that the target lacks; none where there are none.
+
+    ``holder``: what has no place for them, such as ``a BertModel has``.
+    """
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return [f"left out, for {holder} no place for them: {', '.join(names[:3])}{more}"] if names else []
 
 
 @dataclass(frozen=True)

@@ -6,50 +6,60 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from octavo.errors import FormatError
 from octavo.storage.arguments import checks_arguments
+from octavo.storage.outputs import check_output
 
 if TYPE_CHECKING:
     from octavo.interchange.conversion_report import Bar, ConversionReport
     from octavo.recipe import Recipe
 
 
+class Writer(Protocol):
+    """Writes a model to a place that was looked at; the arguments are those of :func:`convert`."""
+
+    def __call__(
+        self, source: Path, target: Path, *, recipe: Recipe | None, decode: bool, bar: Bar | None
+    ) -> ConversionReport:
+        """Return what was written."""
+
+
 @dataclass(frozen=True)
 class Kind:
     """Files of another package.
 
-    ``about``: in a few words. ``write``: called with source and target, and by name ``recipe``, ``decode``,
-    ``overwrite`` and ``bar``, as :func:`convert` has them.
+    ``about``: in a few words. ``is_folder``: whether a model is a folder. ``writer``: loads what writes one.
     """
 
     about: str
-    write: Callable[..., ConversionReport]
+    is_folder: bool
+    writer: Callable[[], Writer]
 
 
-def _gguf(source: Path, target: Path, **options: object) -> ConversionReport:
+def _gguf() -> Writer:
     from octavo.interchange.gguf_write import write_gguf
 
-    return write_gguf(source, target, **options)  # type: ignore[arg-type] # options of convert
+    return write_gguf
 
 
-def _compressed_tensors(source: Path, target: Path, **options: object) -> ConversionReport:
+def _compressed_tensors() -> Writer:
     from octavo.interchange.compressed_tensors_write import write_compressed_tensors
 
-    return write_compressed_tensors(source, target, **options)  # type: ignore[arg-type] # options of convert
+    return write_compressed_tensors
 
 
-def _onnx(source: Path, target: Path, **options: object) -> ConversionReport:
+def _onnx() -> Writer:
     from octavo.interchange.onnx_write import write_onnx
 
-    return write_onnx(source, target, **options)  # type: ignore[arg-type] # options of convert
+    return write_onnx
 
 
 KINDS = {
-    "gguf": Kind("a file of llama.cpp", _gguf),
-    "compressed-tensors": Kind("a folder of transformers and vLLM", _compressed_tensors),
-    "onnx-matmulnbits": Kind("weights of MatMulNBits of ONNX Runtime", _onnx),
+    "gguf": Kind("a file of llama.cpp", False, _gguf),
+    "compressed-tensors": Kind("a folder of transformers and vLLM", True, _compressed_tensors),
+    "onnx-matmulnbits": Kind("weights of MatMulNBits of ONNX Runtime", False, _onnx),
 }
 """Kinds of files that are written, by the names that ``octavo convert --to`` takes."""
 
@@ -71,7 +81,8 @@ def convert(
     Tensors are read and written one at a time, and the target appears whole or not at all.
 
     Args:
-        path: a folder of transformers, a model folder, a GGUF file, or a folder of compressed-tensors.
+        path: a folder of transformers or of octavo, a GGUF file, or a folder of another package that is read, such as
+            compressed-tensors or GPTQ.
         out: file or folder to write.
         to: kind of the target, a key of :data:`KINDS`.
         recipe: packs the weights of a float model first, as ``octavo pack``; for programs a text, too.
@@ -85,8 +96,13 @@ def convert(
     Raises:
         FormatError: for another kind, and for tensors that the kind does not hold; names tensor and way out.
         ModelError: for a model of another class than the kind has.
-        ContainerError: for a damaged source.
+        ContainerError: for a damaged source, and for a target in it.
         FileExistsError: for a target that is there, without ``overwrite``.
+
+    Example:
+        >>> report = convert("smollm2/", "smollm2.gguf", "gguf", recipe="int8:g32")
+        >>> all(tensor.exact for tensor in report.tensors)
+        True
     """
     if to not in KINDS:
         raise FormatError(f"unknown kind {to!r}; accepted are {', '.join(KINDS)}")
@@ -95,4 +111,6 @@ def convert(
         from octavo.recipe import Recipe
 
         rules = Recipe.of(recipe)
-    return KINDS[to].write(Path(path), Path(out), recipe=rules, decode=decode, overwrite=overwrite, bar=bar)
+    kind, source, target = KINDS[to], Path(path), Path(out)
+    check_output(source, target, is_folder=kind.is_folder, overwrite=overwrite)
+    return kind.writer()(source, target, recipe=rules, decode=decode, bar=bar)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import FormatError
-from octavo.interchange.conversion_report import WrittenTensor
+from octavo.interchange.conversion_report import WrittenTensor, progress_of
 from octavo.interchange.ggml_carry import CARRIERS, PLAIN
 from octavo.interchange.ggml_pack import blocks_of, check_format, float_bytes, holds, smallest_float, type_for
 from octavo.interchange.ggml_types import GgmlType
@@ -107,7 +106,7 @@ def plan_tensors(
     names = _table_first(tensors, ties, architecture)
     places = {name: file_place_of(names[name], architecture, config) for name in tensors}
     total = sum(tensor.nbytes for tensor in tensors.values())
-    with bar("looking", total) if bar is not None else nullcontext(_ignore) as done:
+    with progress_of(bar, "looking", total) as done:
         for name, tensor in tensors.items():
             try:
                 planned.append(_planned_one(source, name, tensor, places[name], former, decode))
@@ -118,10 +117,6 @@ def plan_tensors(
     if wrong:
         raise _refused(wrong)
     return sorted(planned, key=lambda one: one.place.order), left_out
-
-
-def _ignore(name: str, nbytes: int) -> None:
-    """Tell no progress."""
 
 
 def _table_first(tensors: Iterable[str], ties: Mapping[str, str], architecture: Architecture) -> dict[str, str]:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from octavo.errors import FormatError
-from octavo.interchange.conversion_report import ConversionReport, WrittenTensor
+from octavo.interchange.conversion_report import ConversionReport, WrittenTensor, left_out, progress_of
 from octavo.interchange.foreign_readers import is_gguf
 from octavo.interchange.ggml_carry import PLAIN
 from octavo.interchange.ggml_pack import float_bytes
@@ -54,16 +53,9 @@ def write_gguf(
     *,
     recipe: Recipe | None = None,
     decode: bool = False,
-    overwrite: bool = False,
     bar: Bar | None = None,
 ) -> ConversionReport:
     """Write a model as a GGUF file; arguments and errors are those of :func:`octavo.interchange.convert.convert`."""
-    if target.is_dir():
-        raise FormatError(f"{target}: a folder; a GGUF file is a file, give another OUT")
-    if target.exists() and not overwrite:
-        raise FileExistsError(17, "File exists; --force replaces it", str(target))
-    if target.exists() and source.exists() and target.samefile(source):
-        raise FormatError(f"{target}: the output would be the input; give another OUT")
     if recipe is None and is_gguf(source):
         return _copy(GgufFile(source), target, bar)
     check = partial(check_plan, source, decode)
@@ -91,9 +83,7 @@ def _stored(file: GgufFile, name: str) -> Iterator[Tensor]:
 
 
 def _save(target: Path, metadata: Mapping[str, Typed], tensors: Sequence[FileTensor], bar: Bar | None) -> int:
-    if bar is None:
-        return write_file(target, metadata, tensors)
-    with bar("writing", sum(tensor.nbytes for tensor in tensors)) as done:
+    with progress_of(bar, "writing", sum(tensor.nbytes for tensor in tensors)) as done:
         return write_file(target, metadata, tensors, progress=done)
 
 
@@ -103,13 +93,12 @@ def _save(target: Path, metadata: Mapping[str, Typed], tensors: Sequence[FileTen
 def _write(source: ModelSource, target: Path, decode: bool, bar: Bar | None) -> ConversionReport:
     name, architecture = architecture_of_class(str(source.path), source.model)
     config = Config(str(source.path), source.config)
-    former, notes = FormerFile.read(source.folder), list(source.notes)
+    former = FormerFile.read(source.folder)
     if former is not None and not _is_of(former, name):
         former = None
     factors = rotation_factors(config) if architecture.has_factors else None
-    planned, left_out = plan_tensors(source, architecture, config, former, decode, bar)
-    if left_out:
-        notes.append(f"left out, for GGUF files have no place for them: {', '.join(left_out)}")
+    planned, others = plan_tensors(source, architecture, config, former, decode, bar)
+    notes = [*source.notes, *left_out(others, "GGUF files have")]
     tensors = [*(tensor for one in planned for tensor in tensors_of(one, former)), *_factors(factors, former)]
     if former is not None:
         ranks = {one: rank for rank, one in enumerate(former.types)}

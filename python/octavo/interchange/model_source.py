@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ContainerError, ModelError
 from octavo.interchange.conversion import as_folder
+from octavo.interchange.conversion_report import left_out, progress_of
 from octavo.interchange.foreign_readers import reader_of
 from octavo.model_folder.features.described_layers import LAYERS
 from octavo.model_folder.features.rewritten_modules import REWRITTEN
@@ -89,7 +90,7 @@ def model_source(
     reader = reader_of(path)
     if reader is not None:
         with ExitStack() as stack:
-            folder, notes = stack.enter_context(as_folder(reader.open(path), packed=recipe is None))
+            folder, notes = stack.enter_context(as_folder(reader.open(path), packed=recipe is None, bar=bar))
             model = stack.enter_context(_of_folder(folder, recipe, check, bar, rewritten_with))
             yield replace(model, path=path, notes=[*notes, *model.notes])
     else:
@@ -114,16 +115,13 @@ def _of_folder(
     with folders.scratch() as place:
         folder = place / path.name
         check_target(source, folder, "", force=False)
-        if bar is None:
-            packed = opened.pack(recipe)
-        else:
-            with bar("packing", opened.nbytes) as done:
-                packed = opened.pack(recipe, progress=done)
+        with progress_of(bar, "packing", opened.nbytes) as done:
+            packed = opened.pack(recipe, progress=done)
         save_folder(source, folder, packed.model, force=False)
-        reports, left_out = packed.reports, packed.left_out
+        reports, others = packed.reports, packed.left_out
         del packed, opened
         model = _described(Checkpoint.open(folder), path, False)
-        yield replace(model, reports=reports, notes=[*model.notes, *_left_out(left_out, model.model)])
+        yield replace(model, reports=reports, notes=[*model.notes, *left_out(others, f"a {model.model} has")])
 
 
 def _described(source: Checkpoint, path: Path, takes_layers: bool) -> ModelSource:
@@ -179,9 +177,8 @@ def _plain(source: Checkpoint) -> ModelSource:
     model, places = type(opened.model).__name__, opened.found
     _check_shapes(source.path, opened.model, places.tensors, places.ties, {})
     config = load_config(source.folder)[0].to_dict()
-    return ModelSource(
-        source.path, source.folder, model, config, places.tensors, places.ties, notes=_left_out(places.left_out, model)
-    )
+    notes = left_out(places.left_out, f"a {model} has")
+    return ModelSource(source.path, source.folder, model, config, places.tensors, places.ties, notes=notes)
 
 
 def _check_shapes(
@@ -209,10 +206,3 @@ def _check_shapes(
         fits = math.prod(tensor.shape) == math.prod(shape) if len(shape) > 2 else tuple(tensor.shape) == shape
         if not (tuple(tensor.shape) == shape[::-1] if is_turned else fits):
             raise ContainerError(f"{path}: {name} has shape {tuple(tensor.shape)}; by the configuration it is {shape}")
-
-
-def _left_out(names: Sequence[str], model: str) -> list[str]:
-    if not names:
-        return []
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return [f"left out, for a {model} has no place for them: {', '.join(names[:3])}{more}"]

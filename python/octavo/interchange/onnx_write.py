@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import FormatError
-from octavo.interchange.conversion_report import ConversionReport, WrittenTensor
+from octavo.interchange.conversion_report import ConversionReport, WrittenTensor, progress_of
 from octavo.interchange.model_source import ModelSource, model_source
 from octavo.interchange.onnx_file import BFLOAT16, FLOAT, FLOAT16, UINT8, Initializer, Product, write_graph
 from octavo.interchange.packed_rows import NoTypeError, PackedRows, is_unsigned, pack_codes, rows_of
@@ -60,14 +60,9 @@ def write_onnx(
     *,
     recipe: Recipe | None = None,
     decode: bool = False,
-    overwrite: bool = False,
     bar: Bar | None = None,
 ) -> ConversionReport:
     """Write a model as an ONNX file; arguments and errors are those of :func:`octavo.interchange.convert.convert`."""
-    if target.is_dir():
-        raise FormatError(f"{target}: a folder; an ONNX file is a file, give another OUT")
-    if target.exists() and not overwrite:
-        raise FileExistsError(17, "File exists; --force replaces it", str(target))
     with model_source(source, recipe=recipe, check=partial(_check_plan, decode), bar=bar) as model:
         return _write(model, target, decode, bar)
 
@@ -107,11 +102,8 @@ def _write(source: ModelSource, target: Path, decode: bool, bar: Bar | None) -> 
         initializers += parts
         written.append(row)
     metadata = {"source": source.path.resolve().name, "model": source.model}
-    if bar is None:
-        nbytes = write_graph(target, initializers, products, metadata)
-    else:
-        with bar("writing", sum(one.nbytes for one in initializers)) as done:
-            nbytes = write_graph(target, initializers, products, metadata, progress=done)
+    with progress_of(bar, "writing", sum(one.nbytes for one in initializers)) as done:
+        nbytes = write_graph(target, initializers, products, metadata, progress=done)
     return ConversionReport(target, nbytes, written, list(source.notes))
 
 

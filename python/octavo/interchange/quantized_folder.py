@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.errors import ContainerError
+from octavo.interchange.conversion_report import left_out
 from octavo.interchange.foreign_model import TensorOrigin
 from octavo.interchange.packing_settings import BESIDE, packing_settings
 from octavo.model_folder.companion_files import belonging, copy_companions
@@ -215,11 +216,7 @@ class QuantizedFolder:
 
     def notes(self) -> list[str]:
         """Return sentences on what of the folder is not in the model."""
-        left = self.places.left_out
-        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
-        kind = type(self.network).__name__
-        told_left = [f"left out, for a {kind} has no place for them: {', '.join(left[:3])}{more}"] if left else []
-        return [*self.packing.notes(), *told_left]
+        return [*self.packing.notes(), *left_out(self.places.left_out, f"a {type(self.network).__name__} has")]
 
     def companions(self) -> list[str]:
         """Return the names of the tokenizer's files, and of those of the packing."""

@@ -152,6 +152,7 @@ def save(
     *,
     metadata: Mapping[str, str] | None = None,
     overwrite: bool = True,
+    progress: Callable[[str, int], None] | None = None,
 ) -> None:
     """Write tensors to a safetensors file, which appears under ``path`` complete or not at all.
 
@@ -166,6 +167,7 @@ def save(
         path: file to write.
         metadata: strings of the user's own; keys that begin with ``octavo.`` are reserved.
         overwrite: False refuses an existing file.
+        progress: called with the name of each tensor that was written, and its bytes.
 
     Raises:
         DTypeError: for another kind of object or dtype, before anything is written.
@@ -183,7 +185,7 @@ def save(
     check(overwrite, bool, "save: overwrite")
     with files.native(path):
         files.sweep_native(path)
-        _write(tensors, place, metadata, overwrite)
+        _write(tensors, place, metadata, overwrite, progress)
 
 
 def dumps(tensors: Mapping[str, Storable], *, metadata: Mapping[str, str] | None = None) -> bytes:
@@ -307,7 +309,11 @@ def _announced(
 
 
 def _write(
-    tensors: Mapping[str, Storable], path: str | None, metadata: Mapping[str, str] | None, overwrite: bool
+    tensors: Mapping[str, Storable],
+    path: str | None,
+    metadata: Mapping[str, str] | None,
+    overwrite: bool,
+    progress: Callable[[str, int], None] | None = None,
 ) -> bytes | None:
     plain, packed = _announced(tensors, metadata)
     room = _Room(tensor.nbytes for tensor in tensors.values() if isinstance(tensor, Deferred))
@@ -322,6 +328,8 @@ def _write(
             else:
                 data = room.filled(tensor) if isinstance(tensor, Deferred) else _plain_memory(tensor)
                 writer.put_plain(name, _span(data))
+            if progress is not None:
+                progress(name, stored.nbytes)
         return writer.finish()
     finally:
         writer.abandon()  # after finish there is nothing to give up

@@ -11,6 +11,7 @@ from typing import IO, Any
 from octavo.errors import OctavoError
 from octavo.interchange.check.findings import ByteEdit, Edit, Finding, JsonEdit
 from octavo.storage import files, folders
+from octavo.storage.outputs import check_output
 from octavo.storage.reading import INDEX_BYTES, read_json
 
 
@@ -27,14 +28,14 @@ def write_repaired(source: Path, out: Path, findings: Iterable[Finding], *, over
         The findings that were repaired.
 
     Raises:
-        OctavoError: for an output that lies in the source.
+        ContainerError: for an output that lies in the source, or is a folder where the source is a file.
         FileExistsError: for an output that is there, unless ``overwrite``.
+        OctavoError: for a repair of a configuration beside a file.
         OSError: as the system gives it.
     """
     repaired = [one for one in findings if one.edits]
     edits = [edit for one in repaired for edit in one.edits]
-    if out.resolve() == source.resolve() or (source.is_dir() and out.resolve().is_relative_to(source.resolve())):
-        raise OctavoError(f"{out}: the repaired copy would lie in {source}; give another place")
+    check_output(source, out, is_folder=source.is_dir(), overwrite=overwrite)
     if source.is_dir():
         with folders.whole(out, overwrite=overwrite) as folder:
             for item in sorted(source.iterdir()):
@@ -46,8 +47,6 @@ def write_repaired(source: Path, out: Path, findings: Iterable[Finding], *, over
         return repaired
     if any(isinstance(edit, JsonEdit) for edit in edits):
         raise OctavoError(f"{source}: the repair is in a configuration beside it; check the whole folder")
-    if out.exists() and not overwrite:
-        raise FileExistsError(f"{out} exists; give another place, or --force to replace it")
     with files.whole(out) as written, source.open("rb") as original:
         shutil.copyfileobj(original, written, 1 << 20)
         _write([edit for edit in edits if isinstance(edit, ByteEdit)], written)
