@@ -2,6 +2,7 @@
 
 use super::cache::{PAGE, Slice};
 use crate::functions::{Loops, at_level, softmax};
+use octavo_core::simd::exp::unfused::tanh;
 
 /// One position's query, `[heads, size]`, and what it sees.
 pub(super) struct Query<'a> {
@@ -9,6 +10,8 @@ pub(super) struct Query<'a> {
     /// Heads of queries that share a head of keys and values.
     pub(super) share: usize,
     pub(super) scale: f32,
+    /// A bound that scaled scores approach.
+    pub(super) cap: Option<f32>,
     /// The pages of its sequence.
     pub(super) pages: &'a [&'a [f32]],
     pub(super) layer: Slice,
@@ -34,7 +37,7 @@ struct Attended<'a> {
 impl Loops for Attended<'_> {
     #[inline(always)]
     fn run(self) {
-        let Self { of: &Query { query, share, scale, pages, layer, first, end }, head, out } = self;
+        let Self { of: &Query { query, share, scale, cap, pages, layer, first, end }, head, out } = self;
         let size = layer.size;
         let query = &query[head * size..][..size];
         let (start, from) = (first / PAGE, head / share);
@@ -54,6 +57,9 @@ impl Loops for Attended<'_> {
             }
         }
         let seen = &mut scores[first - start * PAGE..end - start * PAGE];
+        if let Some(cap) = cap {
+            seen.iter_mut().for_each(|score| *score = cap * tanh(*score / cap));
+        }
         softmax(seen);
         out.fill(0.0);
         for (number, &weight) in (first..).zip(seen.iter()) {
@@ -107,7 +113,8 @@ mod tests {
         for (first, end) in [(0, 1), (0, 63), (0, 64), (0, 65), (3, 130), (64, 128), (70, 150)] {
             let held = cache.of(&pages);
             let layer = cache.layer(1);
-            let one = Query { query: &query, share: heads / kept, scale: 0.3, pages: &held, layer, first, end };
+            let one =
+                Query { query: &query, share: heads / kept, scale: 0.3, cap: None, pages: &held, layer, first, end };
             for head in 0..heads {
                 let part = &query[head * size..][..size];
                 let wanted = reference(part, &keys[first..end], &values[first..end], head / 2, 0.3);

@@ -18,6 +18,8 @@ struct Text {
     /// First position of the document of each position so far.
     documents: Vec<usize>,
     ended: bool,
+    /// Its positions in the cache have the angles of long texts.
+    is_long: bool,
 }
 
 /// Texts that one decoder continues. What comes out for one does not depend on the others.
@@ -48,8 +50,13 @@ impl Generation {
         for (number, prompt) in prompts.iter().enumerate() {
             decoder.check(number, prompt)?;
         }
-        let texts =
-            prompts.into_iter().map(|ids| Text { ids, pages: Pages::default(), documents: Vec::new(), ended: false });
+        let texts = prompts.into_iter().map(|ids| Text {
+            ids,
+            pages: Pages::default(),
+            documents: Vec::new(),
+            ended: false,
+            is_long: false,
+        });
         let cache = decoder.cache(pages);
         Ok(Self { sampling, texts: texts.collect(), cache, keeps, decoder })
     }
@@ -122,8 +129,16 @@ impl Generation {
     fn compute(&mut self, most: usize, but: usize) -> Result<Vec<f32>> {
         let (mut places, mut last) = (Vec::new(), Vec::new());
         let live: Vec<usize> = (0..self.texts.len()).filter(|&at| !self.texts[at].ended).collect();
+        let switch = self.decoder.network.switch();
         for (sequence, &number) in live.iter().enumerate() {
             let text = &mut self.texts[number];
+            let is_long = switch.is_some_and(|switch| text.ids.len() > switch);
+            if is_long != text.is_long {
+                // All positions have other angles now: they are computed anew.
+                self.cache.release(&mut text.pages);
+                text.documents.clear();
+                text.is_long = is_long;
+            }
             let done = text.pages.length;
             let count = (text.ids.len() - but - done).min(most - places.len());
             self.cache.grow(&mut text.pages, count)?;
@@ -132,7 +147,7 @@ impl Generation {
                 let before = text.documents.last().copied().unwrap_or(0);
                 let document = if self.decoder.plan.document == Some(id) { position } else { before };
                 text.documents.push(document);
-                places.push(Place { sequence, position, id, document });
+                places.push(Place { sequence, position, id, document, is_long });
             }
             text.pages.length = done + count;
             last.push(places.len().wrapping_sub(1));
@@ -190,11 +205,12 @@ impl Decoder {
         let mut pages = Pages::default();
         cache.grow(&mut pages, ids.len())?;
         let mut document = 0;
+        let is_long = self.network.switch().is_some_and(|switch| ids.len() > switch);
         let places: Vec<Place> = (0..)
             .zip(ids)
             .map(|(position, &id)| {
                 document = if self.plan.document == Some(id) { position } else { document };
-                Place { sequence: 0, position, id, document }
+                Place { sequence: 0, position, id, document, is_long }
             })
             .collect();
         let mut scores = Vec::new();

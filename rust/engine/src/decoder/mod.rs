@@ -3,14 +3,19 @@
 //! Weights stay packed; every linear layer is a product of octavo-core whose results do not depend on the number of rows, so
 //! that a token is the same whether its text was computed at once, in blocks, or step by step from the cache.
 
+mod architectures;
 mod attention;
 mod cache;
 mod compacted;
 mod config;
+mod feed;
+mod fields;
 mod generation;
 mod names;
 mod network;
+mod norms;
 mod plan;
+mod rope;
 mod rotary;
 mod run;
 mod sampling;
@@ -38,18 +43,18 @@ impl std::fmt::Debug for Decoder {
 }
 
 impl Decoder {
-    /// Loads a model folder: `config.json` of `octavo.lab.language.gpt`, or of GPT-2 or Llama of transformers, and the weights,
-    /// packed or plain, in `model.octavo.safetensors` or `model.safetensors`.
+    /// Loads a model folder: `config.json` of `octavo.lab.language.gpt`, or of an architecture of transformers that
+    /// `architectures` lists, and the weights, packed or plain, in `model.octavo.safetensors` or `model.safetensors`.
     ///
     /// # Errors
     /// [`octavo_core::Error::Io`] where a file cannot be read; [`octavo_core::Error::Container`] naming the file, and in
     /// it the field, layer or tensor, for another architecture, a technique that is not run here, and everything that
     /// `octavo.save_model` and `octavo pack` would not write.
     pub fn load(folder: &Path) -> Result<Self> {
-        let (family, plan) = config::load(folder)?;
+        let architecture = config::load(folder)?;
         let source = Source::open(folder, &[])?;
-        let network = Network::load(&source, family, &plan)?;
-        Ok(Self { plan, network })
+        let network = Network::load(&source, &architecture)?;
+        Ok(Self { plan: architecture.plan, network })
     }
 
     /// Ids.
@@ -75,6 +80,10 @@ impl Decoder {
     /// Scores of hidden states, `[rows, vocabulary]`.
     fn scores(&self, hidden: &[f32]) -> Result<Vec<f32>> {
         let mut scores = self.network.head.apply_rows_independently(hidden)?;
+        let divisor = self.plan.head.divisor;
+        if divisor != 1.0 {
+            scores.iter_mut().for_each(|score| *score /= divisor);
+        }
         if let Some(cap) = self.plan.head.cap {
             network::bound(&mut scores, cap);
         }

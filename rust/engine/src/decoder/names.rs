@@ -1,110 +1,106 @@
-//! Names of the tensors of each family.
+//! [`Names`]: how an architecture names its layers.
 
-use super::config::Family;
 use crate::layers::Source;
 
-/// Names of the parts that stand once.
+/// Names of layers: of those that stand once, after a prefix, and of those of each block, after its number. A name that an
+/// architecture does not have is empty.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Names {
-    family: Family,
-    /// Before the names of GPT-2, where the head stands beside the network.
-    prefix: &'static str,
+    /// Before all names but that of the head, where the head stands beside the network.
+    pub(super) prefix: &'static str,
+    pub(super) tokens: &'static str,
+    pub(super) positions: &'static str,
+    pub(super) final_norm: &'static str,
+    /// Without the prefix.
+    pub(super) head: &'static str,
+    pub(super) blocks: &'static str,
+    /// Norms of what attention reads, and of what it gives.
+    pub(super) attention_norms: [&'static str; 2],
+    /// Query, key and value, or one layer of all three.
+    pub(super) projections: &'static [&'static str],
+    /// Norms of queries and keys.
+    pub(super) head_norms: [&'static str; 2],
+    pub(super) out: &'static str,
+    /// Norms of what the feed-forward network reads, and of what it gives.
+    pub(super) feed_norms: [&'static str; 2],
+    /// One layer of both is `up`.
+    pub(super) gate: &'static str,
+    pub(super) up: &'static str,
+    pub(super) down: &'static str,
+    pub(super) experts: ExpertNames,
+    /// The factors of a norm.
+    pub(super) gain: &'static str,
+    /// Plain weights of linear layers are stored as `[inputs, outputs]`.
+    pub(super) transposed: bool,
+    /// Whether a tensor may be in a file without being run: buffers that are computed, what only trains.
+    pub(super) is_idle: fn(&str) -> bool,
 }
 
-/// Names of the layers of a block.
-pub(super) struct BlockNames {
-    pub(super) attention_norm: String,
-    /// Query, key and value, or one layer of all three.
-    pub(super) projections: Vec<String>,
-    pub(super) out: String,
-    pub(super) feed_norm: String,
-    pub(super) gate: String,
-    pub(super) up: String,
-    pub(super) down: String,
+/// Names of a mixture of experts: as one module has them, and as checkpoints do that have each expert's layers apart.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ExpertNames {
+    /// The layer that chooses, in either way.
+    pub(super) routers: [&'static str; 2],
+    /// What stands before the number of an expert, in either way.
+    pub(super) modules: [&'static str; 2],
+    /// One layer of the activations and the other projection, and the layer behind them.
+    pub(super) together: [&'static str; 2],
+    /// Activations, other projection, and the layer behind them.
+    pub(super) apart: [&'static str; 3],
+}
+
+impl ExpertNames {
+    /// Of an architecture without experts.
+    pub(super) const NONE: Self = Self { routers: [""; 2], modules: [""; 2], together: [""; 2], apart: [""; 3] };
+    /// The modules of transformers 5, and names by `apart` for checkpoints.
+    pub(super) const fn of(router: &'static str, module: &'static str, apart: [&'static str; 3]) -> Self {
+        let together = ["gate_up_proj", "down_proj"];
+        Self { routers: ["mlp.gate", router], modules: ["mlp.experts", module], together, apart }
+    }
 }
 
 impl Names {
-    pub(super) fn new(family: Family, source: &Source) -> Self {
-        let prefix = match family {
-            Family::Own => "",
-            Family::Gpt2 => "transformer.",
-            Family::Llama => "model.",
-        };
-        let table = if family == Family::Gpt2 { "wte.weight" } else { "embed_tokens.weight" };
-        // A network without a head is saved without the prefix.
-        let prefix = if family == Family::Own || source.has(&format!("{prefix}{table}")) { prefix } else { "" };
-        Self { family, prefix }
+    /// Llama, and architectures that name their layers after it.
+    pub(super) const LLAMA: Self = Self {
+        prefix: "model.",
+        tokens: "embed_tokens",
+        positions: "",
+        final_norm: "norm",
+        head: "lm_head",
+        blocks: "layers",
+        attention_norms: ["input_layernorm", ""],
+        projections: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+        head_norms: ["self_attn.q_norm", "self_attn.k_norm"],
+        out: "self_attn.o_proj",
+        feed_norms: ["post_attention_layernorm", ""],
+        gate: "mlp.gate_proj",
+        up: "mlp.up_proj",
+        down: "mlp.down_proj",
+        experts: ExpertNames::NONE,
+        gain: "weight",
+        transposed: false,
+        is_idle: |name| name.ends_with(".rotary_emb.inv_freq"),
+    };
+
+    /// The names with the prefix that a file has: a network that is saved without its head lacks the first part of it.
+    pub(super) fn in_file(self, source: &Source) -> Self {
+        if source.has(&format!("{}{}.weight", self.prefix, self.tokens)) {
+            return self;
+        }
+        let shorter = self.prefix.split_once('.').map_or("", |(_, rest)| rest);
+        Self { prefix: shorter, ..self }
     }
 
-    fn part(&self, own: &str, gpt2: &str, llama: &str) -> String {
-        let name = match self.family {
-            Family::Own => own,
-            Family::Gpt2 => gpt2,
-            Family::Llama => llama,
-        };
+    /// The name of a layer that stands once.
+    pub(super) fn part(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
 
-    pub(super) fn tokens(&self) -> String {
-        self.part("embedding.table", "wte", "embed_tokens")
-    }
-
-    pub(super) fn positions(&self) -> String {
-        self.part("", "wpe", "")
-    }
-
-    pub(super) fn final_norm(&self) -> String {
-        self.part("final_norm", "ln_f", "norm")
-    }
-
-    /// The factors of a norm.
-    pub(super) fn gain(&self, norm: &str) -> String {
-        let name = if self.family == Family::Own { "gain" } else { "weight" };
-        format!("{norm}.{name}")
-    }
-
-    pub(super) fn head(&self) -> &'static str {
-        if self.family == Family::Own { "head.project" } else { "lm_head" }
+    /// The name of a layer of a block.
+    pub(super) fn of_block(&self, number: usize, name: &str) -> String {
+        format!("{}{}.{number}.{name}", self.prefix, self.blocks)
     }
 
     /// The frequencies of the noise that a sampled head was trained with.
-    pub(super) fn noise(&self) -> &'static str {
-        "head.noise_V"
-    }
-
-    /// Weights of linear layers are stored as `[inputs, outputs]`.
-    pub(super) fn transposed(&self) -> bool {
-        self.family == Family::Gpt2
-    }
-
-    pub(super) fn block(&self, number: usize) -> BlockNames {
-        let at = |own: &str, gpt2: &str, llama: &str| {
-            let own = format!("blocks.{number}.{own}");
-            self.part(&own, &format!("h.{number}.{gpt2}"), &format!("layers.{number}.{llama}"))
-        };
-        BlockNames {
-            attention_norm: at("mixer_norm", "ln_1", "input_layernorm"),
-            projections: match self.family {
-                Family::Gpt2 => vec![at("", "attn.c_attn", "")],
-                _ => vec![
-                    at("mixer.query", "", "self_attn.q_proj"),
-                    at("mixer.key", "", "self_attn.k_proj"),
-                    at("mixer.value", "", "self_attn.v_proj"),
-                ],
-            },
-            out: at("mixer.out", "attn.c_proj", "self_attn.o_proj"),
-            feed_norm: at("ffn_norm", "ln_2", "post_attention_layernorm"),
-            gate: at("ffn.gate", "", "mlp.gate_proj"),
-            up: at("ffn.up", "mlp.c_fc", "mlp.up_proj"),
-            down: at("ffn.down", "mlp.c_proj", "mlp.down_proj"),
-        }
-    }
-
-    /// Whether a tensor may be in a file without being run: what only trains, and buffers that are computed.
-    pub(super) fn is_idle(&self, name: &str) -> bool {
-        match self.family {
-            Family::Own => name.starts_with("objective.") || name == self.noise(),
-            Family::Gpt2 => name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"),
-            Family::Llama => name.ends_with(".rotary_emb.inv_freq"),
-        }
-    }
+    pub(super) const NOISE: &str = "head.noise_V";
 }

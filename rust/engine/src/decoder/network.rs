@@ -1,123 +1,74 @@
 //! [`Network`]: the layers of a decoder, loaded by name.
 
-use super::config::Family;
-use super::names::{BlockNames, Names};
-use super::plan::{BlockPlan, Cap, NormPlan, Plan};
+use super::architectures::Architecture;
+use super::feed::Feed;
+use super::names::Names;
+use super::norms::{HeadNorms, Norm};
+use super::plan::{BlockPlan, Cap, Norms, Plan};
 use super::rotary::Rotary;
 use crate::error::Result;
-use crate::functions::{Loops, at_level, sum};
-use crate::layers::{Activation, Demand, Dense, Source};
-use crate::norm::Norm as LayerNorm;
+use crate::functions::{Loops, at_level};
+use crate::layers::{Demand, Dense, Source};
 use crate::packed::Table;
-
-/// A norm over the last axis.
-pub(super) enum Norm {
-    /// By the root mean square, with factors or without.
-    Rms { width: usize, epsilon: f32, gain: Option<Vec<f32>> },
-    /// By mean and variance.
-    Layer(LayerNorm),
-}
-
-impl Norm {
-    fn load(source: &Source, names: &Names, path: &str, plan: &Plan) -> Result<Self> {
-        Ok(match plan.norm {
-            NormPlan::Layer { epsilon } => Self::Layer(source.norm(path, plan.width, epsilon)?),
-            NormPlan::Rms { epsilon, gains } => {
-                let gain = gains.then(|| source.numbers(&names.gain(path), plan.width)).transpose()?;
-                Self::Rms { width: plan.width, epsilon, gain }
-            }
-        })
-    }
-
-    /// The norm of rows.
-    pub(super) fn apply(&self, x: &[f32]) -> Vec<f32> {
-        match self {
-            Self::Layer(norm) => norm.apply(x),
-            Self::Rms { width, epsilon, gain } => {
-                let mut out = x.to_vec();
-                at_level(RootMeanSquare { values: &mut out, width: *width, epsilon: *epsilon, gain: gain.as_deref() });
-                out
-            }
-        }
-    }
-}
-
-/// Rows divided by their root mean square, in place.
-pub(super) struct RootMeanSquare<'a> {
-    pub(super) values: &'a mut [f32],
-    pub(super) width: usize,
-    pub(super) epsilon: f32,
-    pub(super) gain: Option<&'a [f32]>,
-}
-
-impl Loops for RootMeanSquare<'_> {
-    #[inline(always)]
-    fn run(self) {
-        let Self { values, width, epsilon, gain } = self;
-        for row in values.chunks_exact_mut(width) {
-            let scale = 1.0 / (sum(row, |x| x * x) / width as f32 + epsilon).sqrt();
-            match gain {
-                Some(gain) => row.iter_mut().zip(gain).for_each(|(x, gain)| *x = *x * scale * gain),
-                None => row.iter_mut().for_each(|x| *x *= scale),
-            }
-        }
-    }
-}
 
 /// Attention and a feed-forward network.
 pub(super) struct Block {
     pub(super) plan: BlockPlan,
-    pub(super) attention_norm: Norm,
+    /// Norms of what attention reads, and of what it gives.
+    pub(super) attention_norms: [Option<Norm>; 2],
     /// Query, key and value, or one layer of all three.
     pub(super) projections: Vec<Dense>,
+    pub(super) head_norms: HeadNorms,
     pub(super) rotary: Option<usize>,
     pub(super) out: Dense,
-    pub(super) feed_norm: Norm,
-    pub(super) gate: Option<Dense>,
-    pub(super) up: Dense,
-    pub(super) down: Dense,
+    /// Norms of what the feed-forward network reads, and of what it gives.
+    pub(super) feed_norms: [Option<Norm>; 2],
+    pub(super) feed: Feed,
 }
 
 impl Block {
-    fn load(source: &Source, names: &Names, plan: &Plan, block: &BlockPlan, at: &BlockNames) -> Result<Self> {
+    fn load(source: &Source, names: &Names, plan: &Plan, block: &BlockPlan, number: usize) -> Result<Self> {
+        let at = |name: &str| names.of_block(number, name);
         let (seen, held) = (block.heads * block.size, block.kv_heads * block.size);
-        let dense = |name: &str, inputs, outputs, biased| {
-            source.dense(name, Demand { inputs, outputs, biased, transposed: names.transposed() })
-        };
-        let widths: &[usize] = if at.projections.len() == 1 { &[seen + 2 * held] } else { &[seen, held, held] };
-        let biased = block.attention_biased;
-        let parts: Vec<_> = (at.projections.iter().zip(widths))
-            .map(|(name, &outputs)| (name.as_str(), Demand::of(plan.width, outputs, biased)))
+        let widths: &[usize] = if names.projections.len() == 1 { &[seen + 2 * held] } else { &[seen, held, held] };
+        let demand = |inputs, outputs, biased| Demand { inputs, outputs, biased, transposed: names.transposed };
+        let paths: Vec<String> = names.projections.iter().map(|name| at(name)).collect();
+        let parts: Vec<_> = (paths.iter().zip(widths))
+            .map(|(path, &outputs)| (path.as_str(), demand(plan.width, outputs, block.projections_biased)))
             .collect();
         let together = if parts.len() > 1 { source.dense_together(&parts)? } else { None };
         let projections = match together {
             Some(all) => vec![all],
-            None => parts
-                .iter()
-                .map(|(name, part)| dense(name, part.inputs, part.outputs, biased))
-                .collect::<Result<_>>()?,
+            None => parts.iter().map(|&(path, part)| source.dense(path, part)).collect::<Result<_>>()?,
         };
-        let gate = block.gated.then(|| dense(&at.gate, plan.width, block.inner, block.inner_biased)).transpose()?;
+        let norm =
+            |name: &str, is_there: bool| is_there.then(|| Norm::load(source, names, &at(name), plan)).transpose();
+        let (reads, gives) = match block.norms {
+            Norms::Before | Norms::ParallelApart => ([true; 2], false),
+            Norms::After => ([false; 2], true),
+            Norms::Around => ([true; 2], true),
+            Norms::ParallelShared => ([true, false], false),
+        };
+        let [reads_attention, gives_attention] = names.attention_norms;
+        let [reads_feed, gives_feed] = names.feed_norms;
         Ok(Self {
             plan: block.clone(),
-            attention_norm: Norm::load(source, names, &at.attention_norm, plan)?,
+            attention_norms: [norm(reads_attention, reads[0])?, norm(gives_attention, gives)?],
             projections,
+            head_norms: HeadNorms::load(source, names, number, block)?,
             rotary: None,
-            out: dense(&at.out, seen, plan.width, block.attention_biased)?,
-            feed_norm: Norm::load(source, names, &at.feed_norm, plan)?,
-            gate,
-            up: dense(&at.up, plan.width, block.inner, block.inner_biased)?,
-            down: dense(&at.down, block.inner, plan.width, block.inner_biased)?,
+            out: source.dense(&at(names.out), demand(seen, plan.width, block.out_biased))?,
+            feed_norms: [norm(reads_feed, reads[1])?, norm(gives_feed, gives)?],
+            feed: Feed::load(source, names, number, &block.feed, plan.width)?,
         })
     }
 
-    /// The activations of the feed-forward network before its last product.
-    pub(super) const fn activation(&self) -> Activation {
-        self.plan.activation
+    fn layers(&self) -> impl Iterator<Item = &Dense> {
+        self.projections.iter().chain([&self.out]).chain(self.feed.layers())
     }
 
-    fn layers(&self) -> impl Iterator<Item = &Dense> {
-        self.projections.iter().chain([&self.out, &self.up, &self.down]).chain(&self.gate)
+    fn nbytes(&self) -> usize {
+        self.projections.iter().chain([&self.out]).map(Dense::nbytes).sum::<usize>() + self.feed.nbytes()
     }
 }
 
@@ -136,14 +87,14 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// Loads the layers of a plan.
-    pub(super) fn load(source: &Source, family: Family, plan: &Plan) -> Result<Self> {
-        let names = Names::new(family, source);
+    /// Loads the layers of an architecture.
+    pub(super) fn load(source: &Source, architecture: &Architecture) -> Result<Self> {
+        let (plan, names) = (&architecture.plan, architecture.names.in_file(source));
         let mut rotaries: Vec<Rotary> = Vec::new();
         let mut blocks = Vec::new();
         for (number, block) in plan.blocks.iter().enumerate() {
-            let mut loaded = Block::load(source, &names, plan, block, &names.block(number))?;
-            if let Some(rotary) = block.rotary.map(|rotary| Rotary::new(rotary, block.size)) {
+            let mut loaded = Block::load(source, &names, plan, block, number)?;
+            if let Some(rotary) = block.rotary.as_ref().map(Rotary::new) {
                 let known = rotaries.iter().position(|known| *known == rotary);
                 loaded.rotary = Some(known.unwrap_or(rotaries.len()));
                 if known.is_none() {
@@ -152,29 +103,30 @@ impl Network {
             }
             blocks.push(loaded);
         }
-        let tokens = source.table(&names.tokens(), plan.rows, plan.width)?;
+        let tokens = source.table(&names.part(names.tokens), plan.rows, plan.width)?;
         // Where transformers ties its head, that is a layer still, which may round its inputs or have formats of its own.
-        let has_head = source.has(&format!("{}.weight", names.head()));
+        let has_head = source.has(&format!("{}.weight", names.head));
         let head = match plan.head.tied && !has_head {
             true => Source::dense_of(&tokens, plan.rows, plan.width),
-            false => source.dense(names.head(), Demand::of(plan.width, plan.rows, plan.head.biased))?,
+            false => source.dense(names.head, Demand::of(plan.width, plan.rows, plan.head.biased))?,
         };
-        let noise = plan.head.adds_noise.then(|| source.numbers(names.noise(), plan.vocabulary)).transpose()?;
-        let positions = plan.positions.filter(|_| plan.has_position_table);
+        let noise = plan.head.adds_noise.then(|| source.numbers(Names::NOISE, plan.vocabulary)).transpose()?;
+        let positions = plan.positions.zip(plan.position_rows_before).map(|(rows, before)| rows + before);
+        let path = names.part(names.positions);
         let network = Self {
-            positions: positions.map(|rows| source.table(&names.positions(), rows, plan.width)).transpose()?,
+            positions: positions.map(|rows| source.table(&path, rows, plan.width)).transpose()?,
             embedding_norm: plan
                 .norms_embedding
                 .then(|| Norm::load(source, &names, "embedding_norm", plan))
                 .transpose()?,
-            final_norm: Norm::load(source, &names, &names.final_norm(), plan)?,
+            final_norm: Norm::load(source, &names, &names.part(names.final_norm), plan)?,
             tokens,
             blocks,
             rotaries,
             head,
             log_noise: noise.map(|noise| noise.into_iter().map(f32::ln).collect()),
         };
-        source.check_all_taken(|name| names.is_idle(name))?;
+        source.check_all_taken(names.is_idle)?;
         if let Some(format) = network.layers().find_map(Dense::spans_rows) {
             return Err(crate::error::refuse(format!(
                 "inputs rounded to '{format}' share one scale among all positions of a text, so that earlier ones would see \
@@ -190,7 +142,12 @@ impl Network {
 
     /// Bytes of the weights that a step reads: all but the tables that are looked up alone.
     pub(super) fn nbytes(&self) -> usize {
-        self.layers().map(Dense::nbytes).sum()
+        self.blocks.iter().map(Block::nbytes).sum::<usize>() + self.head.nbytes()
+    }
+
+    /// Most positions of a text whose angles are the first ones, where longer texts have others.
+    pub(super) fn switch(&self) -> Option<usize> {
+        self.rotaries.iter().find_map(Rotary::switch)
     }
 }
 

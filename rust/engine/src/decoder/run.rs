@@ -5,14 +5,10 @@ use octavo_core::pool;
 use super::Decoder;
 use super::attention::Query;
 use super::cache::{Cache, Pages};
-use super::network::{Block, RootMeanSquare};
-use super::rotary::turn;
+use super::network::Block;
+use super::plan::{Norms, Order};
+use super::rotary::{Turns, turn};
 use crate::error::Result;
-use crate::functions::at_level;
-use crate::layers::activate;
-
-/// Added to the mean squares of heads by the networks of `octavo.lab.language.gpt`.
-const HEAD_EPSILON: f32 = 1e-6;
 
 /// A position that is computed.
 #[derive(Clone, Copy, Debug)]
@@ -23,59 +19,90 @@ pub(super) struct Place {
     pub(super) id: u32,
     /// First position of its document.
     pub(super) document: usize,
+    /// The text is one of those that have other angles.
+    pub(super) is_long: bool,
 }
 
-/// Cosines and sines of a position, for each rotary of the network.
-type Turns = Vec<(Vec<f32>, Vec<f32>)>;
+/// Queries, keys and values, `[rows, heads * size]` each.
+type Projected = (Vec<f32>, Vec<f32>, Vec<f32>);
 
 impl Decoder {
     /// The hidden states that the head reads, `[places, width]`. Sequences have room for their places, which follow each
     /// other in order. What comes out for a place depends on its sequence up to it alone.
     pub(super) fn pass(&self, places: &[Place], sequences: &[&Pages], cache: &mut Cache) -> Result<Vec<f32>> {
-        let (network, width) = (&self.network, self.plan.width);
-        let mut x = vec![0.0; places.len() * width];
-        let ids: Vec<i64> = places.iter().map(|place| i64::from(place.id)).collect();
-        network.tokens.add(&ids, &mut x)?;
-        if let Some(table) = &network.positions {
-            let positions: Vec<i64> = places.iter().map(|place| place.position as i64).collect();
-            table.add(&positions, &mut x)?;
-        }
-        if let Some(norm) = &network.embedding_norm {
-            x = norm.apply(&x);
-        }
-        let turns: Vec<Turns> = places
+        let network = &self.network;
+        let mut x = self.embed(places)?;
+        // Those of each rotary, for every place.
+        let turns: Vec<Vec<Turns>> = network
+            .rotaries
             .iter()
-            .map(|place| network.rotaries.iter().map(|rotary| rotary.turns(place.position)).collect())
+            .map(|rotary| places.iter().map(|place| rotary.turns(place.position, place.is_long)).collect())
             .collect();
         for (layer, block) in network.blocks.iter().enumerate() {
-            let normed = block.attention_norm.apply(&x);
-            let (mut queries, mut keys, values) = block.project(&normed)?;
+            let [before_attention, after_attention] = &block.attention_norms;
+            let [before_feed, after_feed] = &block.feed_norms;
+            let [attention_added, feed_added] = block.plan.added;
+            let normed = before_attention.as_ref().map(|norm| norm.apply(&x));
+            let read = normed.as_deref().unwrap_or(&x);
+            let (mut queries, mut keys, values) = block.project(read)?;
             block.turn(&mut queries, &mut keys, &turns);
             let held = block.plan.kv_heads * block.plan.size;
             for ((place, key), value) in places.iter().zip(keys.chunks_exact(held)).zip(values.chunks_exact(held)) {
                 cache.write(sequences[place.sequence], layer, place.position, key, value);
             }
             let mixed = block.attend(&queries, places, sequences, cache, layer)?;
-            add(&mut x, &block.out.apply_rows_independently(&mixed)?, block.plan.added);
-            let normed = block.feed_norm.apply(&x);
-            let mut inner = block.up.apply_rows_independently(&normed)?;
-            match &block.gate {
-                Some(gate) => {
-                    let mut gates = gate.apply_rows_independently(&normed)?;
-                    activate(&mut gates, block.activation())?;
-                    inner.iter_mut().zip(gates).for_each(|(x, gate)| *x *= gate);
-                }
-                None => activate(&mut inner, block.activation())?,
+            let mut mixed = block.out.apply_rows_independently(&mixed)?;
+            if let Some(norm) = after_attention {
+                norm.apply_in_place(&mut mixed);
             }
-            add(&mut x, &block.down.apply_rows_independently(&inner)?, 1.0);
+            // A parallel network reads the stream as attention did.
+            let parallel = match block.plan.norms {
+                Norms::ParallelShared => Some(block.feed.apply(read)?),
+                Norms::ParallelApart => {
+                    let normed = before_feed.as_ref().map(|norm| norm.apply(&x));
+                    Some(block.feed.apply(normed.as_deref().unwrap_or(&x))?)
+                }
+                Norms::Before | Norms::After | Norms::Around => None,
+            };
+            add(&mut x, &mixed, attention_added);
+            let mut fed = match parallel {
+                Some(fed) => fed,
+                None => {
+                    let normed = before_feed.as_ref().map(|norm| norm.apply(&x));
+                    block.feed.apply(normed.as_deref().unwrap_or(&x))?
+                }
+            };
+            if let Some(norm) = after_feed {
+                norm.apply_in_place(&mut fed);
+            }
+            add(&mut x, &fed, feed_added);
         }
         Ok(network.final_norm.apply(&x))
+    }
+
+    /// What the first block reads, `[places, width]`.
+    fn embed(&self, places: &[Place]) -> Result<Vec<f32>> {
+        let (network, plan) = (&self.network, &self.plan);
+        let mut x = vec![0.0; places.len() * plan.width];
+        let ids: Vec<i64> = places.iter().map(|place| i64::from(place.id)).collect();
+        network.tokens.add(&ids, &mut x)?;
+        if plan.embedding_scale != 1.0 {
+            x.iter_mut().for_each(|x| *x *= plan.embedding_scale);
+        }
+        if let Some(table) = &network.positions {
+            let before = plan.position_rows_before.unwrap_or(0);
+            let rows: Vec<i64> = places.iter().map(|place| (place.position + before) as i64).collect();
+            table.add(&rows, &mut x)?;
+        }
+        if let Some(norm) = &network.embedding_norm {
+            norm.apply_in_place(&mut x);
+        }
+        Ok(x)
     }
 }
 
 impl Block {
-    /// Queries, keys and values, `[rows, heads * size]` each.
-    fn project(&self, x: &[f32]) -> Result<(Vec<f32>, Vec<f32>, Vec<f32>)> {
+    fn project(&self, x: &[f32]) -> Result<Projected> {
         if let [query, key, value] = self.projections.as_slice() {
             return Ok((
                 query.apply_rows_independently(x)?,
@@ -83,28 +110,30 @@ impl Block {
                 value.apply_rows_independently(x)?,
             ));
         }
-        let (seen, held) = (self.plan.heads * self.plan.size, self.plan.kv_heads * self.plan.size);
+        let (size, kv_heads) = (self.plan.size, self.plan.kv_heads);
+        let (seen, held) = (self.plan.heads * size, kv_heads * size);
         let (mut queries, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());
+        // Stacked rows are one group.
+        let groups = if self.plan.order == Order::Grouped { kv_heads } else { 1 };
+        let (seen, held) = (seen / groups, held / groups);
         for projection in &self.projections {
-            for row in projection.apply_rows_independently(x)?.chunks_exact(seen + 2 * held) {
-                queries.extend_from_slice(&row[..seen]);
-                keys.extend_from_slice(&row[seen..seen + held]);
-                values.extend_from_slice(&row[seen + held..]);
+            for group in projection.apply_rows_independently(x)?.chunks_exact(seen + 2 * held) {
+                queries.extend_from_slice(&group[..seen]);
+                keys.extend_from_slice(&group[seen..seen + held]);
+                values.extend_from_slice(&group[seen + held..]);
             }
         }
         Ok((queries, keys, values))
     }
 
     /// Norms and turns the heads of queries and keys where the plan says so.
-    fn turn(&self, queries: &mut [f32], keys: &mut [f32], turns: &[Turns]) {
+    fn turn(&self, queries: &mut [f32], keys: &mut [f32], turns: &[Vec<Turns>]) {
         let size = self.plan.size;
-        for (heads, of) in [(self.plan.heads, queries), (self.plan.kv_heads, keys)] {
-            if self.plan.norms_heads {
-                at_level(RootMeanSquare { values: of, width: size, epsilon: HEAD_EPSILON, gain: None });
-            }
+        for (which, (heads, of)) in [(self.plan.heads, queries), (self.plan.kv_heads, keys)].into_iter().enumerate() {
+            self.head_norms.apply(which, of);
             if let Some(rotary) = self.rotary {
-                for (row, turns) in of.chunks_exact_mut(heads * size).zip(turns) {
-                    turn(row, &turns[rotary]);
+                for (row, turns) in of.chunks_exact_mut(heads * size).zip(&turns[rotary]) {
+                    turn(row, size, turns);
                 }
             }
         }
@@ -129,7 +158,8 @@ impl Block {
             let first = plan.window.map_or(0, |window| end.saturating_sub(window)).max(place.document);
             let (query, pages) = (&queries[row * seen..][..seen], pages[place.sequence].as_slice());
             let share = plan.heads / plan.kv_heads;
-            Query { query, share, scale: plan.scale, pages, layer: cache.layer(layer), first, end }
+            let (scale, cap) = (plan.scale, plan.score_cap);
+            Query { query, share, scale, cap, pages, layer: cache.layer(layer), first, end }
         };
         let work: usize = places.iter().map(|place| (place.position + 1) * seen * 2 * size_of::<f32>()).sum();
         let heads = out.chunks_exact_mut(size).enumerate().collect();

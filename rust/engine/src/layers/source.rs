@@ -274,6 +274,24 @@ impl Source {
         Ok(Dense { inputs, outputs, weight, bias, input, output, integer })
     }
 
+    /// Layers without biases whose plain weights are one tensor `[count, outputs, inputs]`; none where the file has no such
+    /// tensor.
+    pub(crate) fn stacked(&self, name: &str, count: usize, demand: Demand) -> Result<Option<Vec<Dense>>> {
+        let path = self.path(name);
+        if self.file.shape(self.stored(&path)).is_none() {
+            return Ok(None);
+        }
+        let Demand { inputs, outputs, .. } = demand;
+        self.check_shape(&path, &[count, outputs, inputs])?;
+        let values = self.file.floats(self.stored(&path))?;
+        let layer = |values: &[f32]| {
+            let weight = Weight::Plain(Matrix::new(inputs, outputs, values, &[]));
+            let bias = Added::Floats(Vec::new());
+            Dense { inputs, outputs, weight, bias, input: None, output: None, integer: false }
+        };
+        Ok(Some(values.chunks_exact(outputs * inputs).map(layer).collect()))
+    }
+
     /// Several layers of the same inputs as one whose outputs follow each other: one product takes less than several do.
     /// None where they are not packed and rounded alike.
     pub(crate) fn dense_together(&self, layers: &[(&str, Demand)]) -> Result<Option<Dense>> {

@@ -1,0 +1,192 @@
+//! [`Feed`]: the feed-forward network of a block, or a mixture of several among which each token chooses.
+
+use super::names::{ExpertNames, Names};
+use super::plan::{ExpertsPlan, FeedPlan, Gate};
+use crate::error::Result;
+use crate::functions::{Loops, at_level, softmax};
+use crate::layers::{Activation, Demand, Dense, Source, activate};
+
+/// The feed-forward network of a block.
+pub(super) enum Feed {
+    Dense(Layers),
+    Experts { router: Dense, experts: Vec<Layers>, plan: ExpertsPlan },
+}
+
+/// The layers of one network.
+pub(super) struct Layers {
+    activation: Activation,
+    gate: Option<Dense>,
+    up: Dense,
+    /// `up` has the rows of the activations, then those of the other projection.
+    is_together: bool,
+    down: Dense,
+}
+
+impl Feed {
+    /// Loads the network of block `number`.
+    pub(super) fn load(source: &Source, names: &Names, number: usize, plan: &FeedPlan, width: usize) -> Result<Self> {
+        let at = |name: &str| names.of_block(number, name);
+        if let Some(experts) = plan.experts {
+            return Self::load_experts(source, &names.experts, &at, plan, experts, width);
+        }
+        let dense = |name: &str, inputs, outputs| {
+            let demand = Demand { inputs, outputs, biased: plan.biased, transposed: names.transposed };
+            source.dense(&at(name), demand)
+        };
+        let rows = if plan.gate == Gate::Together { 2 * plan.inner } else { plan.inner };
+        Ok(Self::Dense(Layers {
+            activation: plan.activation,
+            gate: (plan.gate == Gate::Apart).then(|| dense(names.gate, width, plan.inner)).transpose()?,
+            up: dense(names.up, width, rows)?,
+            is_together: plan.gate == Gate::Together,
+            down: dense(names.down, plan.inner, width)?,
+        }))
+    }
+
+    /// Experts have both projections in one layer each, in one tensor of all, or layers of their own.
+    fn load_experts(
+        source: &Source,
+        names: &ExpertNames,
+        at: &dyn Fn(&str) -> String,
+        plan: &FeedPlan,
+        experts: ExpertsPlan,
+        width: usize,
+    ) -> Result<Self> {
+        let has = |name: &str| source.has(&at(&format!("{name}.weight")));
+        let [router, checkpoint] = names.routers;
+        let router = source
+            .dense(&at(if has(router) { router } else { checkpoint }), Demand::of(width, experts.count, false))?;
+        let [module, checkpoint] = names.modules;
+        let [both, behind] = names.together;
+        let [gate, up, down] = names.apart;
+        let inner = plan.inner;
+        let whole = |name: &str, inputs, outputs| {
+            source.stacked(&at(&format!("{module}.{name}")), experts.count, Demand::of(inputs, outputs, false))
+        };
+        let (all_both, all_behind) = (whole(both, width, 2 * inner)?, whole(behind, inner, width)?);
+        let (mut all_both, mut all_behind) = (all_both.map(Vec::into_iter), all_behind.map(Vec::into_iter));
+        let one = |number: usize, name: &str, inputs, outputs| {
+            let path = [module, checkpoint].map(|module| format!("{module}.{number}.{name}"));
+            let path = path.iter().find(|path| has(path)).unwrap_or(&path[0]);
+            source.dense(&at(path), Demand::of(inputs, outputs, false))
+        };
+        let mut layers = Vec::new();
+        for number in 0..experts.count {
+            let stacked = all_both.as_mut().and_then(Iterator::next);
+            let is_together = stacked.is_some() || has(&format!("{module}.{number}.{both}"));
+            let (gate, up) = match stacked {
+                Some(both) => (None, both),
+                None if is_together => (None, one(number, both, width, 2 * inner)?),
+                None => (Some(one(number, gate, width, inner)?), one(number, up, width, inner)?),
+            };
+            let down = match all_behind.as_mut().and_then(Iterator::next) {
+                Some(behind) => behind,
+                None if has(&format!("{module}.{number}.{behind}")) => one(number, behind, inner, width)?,
+                None => one(number, down, inner, width)?,
+            };
+            layers.push(Layers { activation: plan.activation, gate, up, is_together, down });
+        }
+        Ok(Self::Experts { router, experts: layers, plan: experts })
+    }
+
+    /// What the network gives for rows, `[rows, width]`.
+    pub(super) fn apply(&self, x: &[f32]) -> Result<Vec<f32>> {
+        match self {
+            Self::Dense(layers) => layers.apply(x),
+            Self::Experts { router, experts, plan } => mixed(x, router, experts, *plan),
+        }
+    }
+
+    /// All layers.
+    pub(super) fn layers(&self) -> Vec<&Dense> {
+        match self {
+            Self::Dense(layers) => layers.all().collect(),
+            Self::Experts { router, experts, .. } => experts.iter().flat_map(Layers::all).chain([router]).collect(),
+        }
+    }
+
+    /// Bytes of the weights that a step reads: of experts, those that a token chooses.
+    pub(super) fn nbytes(&self) -> usize {
+        match self {
+            Self::Dense(layers) => layers.nbytes(),
+            Self::Experts { router, experts, plan } => {
+                let all: usize = experts.iter().map(Layers::nbytes).sum();
+                router.nbytes() + all / plan.count * plan.chosen
+            }
+        }
+    }
+}
+
+impl Layers {
+    fn apply(&self, x: &[f32]) -> Result<Vec<f32>> {
+        let mut inner = self.up.apply_rows_independently(x)?;
+        match &self.gate {
+            Some(gate) => {
+                let mut gates = gate.apply_rows_independently(x)?;
+                activate(&mut gates, self.activation)?;
+                inner.iter_mut().zip(gates).for_each(|(x, gate)| *x *= gate);
+            }
+            None if self.is_together => {
+                let half = self.down.inputs;
+                let (mut gates, mut rest) = (Vec::with_capacity(inner.len() / 2), Vec::with_capacity(inner.len() / 2));
+                for row in inner.chunks_exact(2 * half) {
+                    let (gate, up) = row.split_at(half);
+                    gates.extend_from_slice(gate);
+                    rest.extend_from_slice(up);
+                }
+                activate(&mut gates, self.activation)?;
+                rest.iter_mut().zip(gates).for_each(|(x, gate)| *x *= gate);
+                inner = rest;
+            }
+            None => activate(&mut inner, self.activation)?,
+        }
+        self.down.apply_rows_independently(&inner)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Dense> {
+        self.gate.iter().chain([&self.up, &self.down])
+    }
+
+    fn nbytes(&self) -> usize {
+        self.all().map(Dense::nbytes).sum()
+    }
+}
+
+/// Each row through the experts of its largest probabilities, which weight what they give. Experts add to a row in the order
+/// of their numbers, whatever rows there are beside it.
+fn mixed(x: &[f32], router: &Dense, experts: &[Layers], plan: ExpertsPlan) -> Result<Vec<f32>> {
+    let width = router.inputs;
+    let mut probabilities = router.apply_rows_independently(x)?;
+    at_level(Softmax { rows: &mut probabilities, count: plan.count });
+    let mut rows_of = vec![Vec::new(); plan.count];
+    for (row, probabilities) in probabilities.chunks_exact(plan.count).enumerate() {
+        let mut order: Vec<usize> = (0..plan.count).collect();
+        order.sort_by(|&a, &b| probabilities[b].total_cmp(&probabilities[a]).then(a.cmp(&b)));
+        order.truncate(plan.chosen);
+        let sum: f32 = if plan.normed { order.iter().map(|&expert| probabilities[expert]).sum() } else { 1.0 };
+        for expert in order {
+            rows_of[expert].push((row, probabilities[expert] / sum));
+        }
+    }
+    let mut out = vec![0.0; x.len()];
+    for (layers, rows) in experts.iter().zip(rows_of).filter(|(_, rows)| !rows.is_empty()) {
+        let some: Vec<f32> = rows.iter().flat_map(|&(row, _)| &x[row * width..][..width]).copied().collect();
+        let given = layers.apply(&some)?;
+        for (&(row, share), given) in rows.iter().zip(given.chunks_exact(width)) {
+            out[row * width..][..width].iter_mut().zip(given).for_each(|(out, value)| *out += value * share);
+        }
+    }
+    Ok(out)
+}
+
+struct Softmax<'a> {
+    rows: &'a mut [f32],
+    count: usize,
+}
+
+impl Loops for Softmax<'_> {
+    #[inline(always)]
+    fn run(self) {
+        self.rows.chunks_exact_mut(self.count).for_each(softmax);
+    }
+}
