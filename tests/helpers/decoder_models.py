@@ -149,7 +149,7 @@ def decoder_model(name, *, seed=0, deviation=0.2, **changes):
     stem, values = CASES[name]
     kind = getattr(transformers, f"{stem}ForCausalLM")
     torch.manual_seed(seed)
-    model = kind(kind.config_class(**values, **changes)).eval()
+    model = kind(kind.config_class(**{**values, **changes})).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for path, parameter in model.named_parameters():

@@ -18,8 +18,8 @@ const MOST_NUMBERS: usize = 1 << 12;
 #[derive(Clone, Copy)]
 pub(super) struct Defaults {
     pub(super) base: f64,
-    /// The share of a head that is turned.
-    pub(super) partial: f64,
+    /// The share of a head that is turned; none for architectures that turn whole heads.
+    pub(super) partial: Option<f64>,
     /// Names of both, where they stand outside `rope_parameters`.
     pub(super) names: [&'static str; 2],
     /// `su` and `yarn` are old names of `longrope` (Phi-3).
@@ -28,7 +28,7 @@ pub(super) struct Defaults {
 
 impl Defaults {
     pub(super) const USUAL: Self =
-        Self { base: 10_000.0, partial: 1.0, names: ["rope_theta", "partial_rotary_factor"], is_phi3: false };
+        Self { base: 10_000.0, partial: None, names: ["rope_theta", "partial_rotary_factor"], is_phi3: false };
 }
 
 /// How heads of `size` numbers are turned, and how many positions a text may have, of `positions` by the configuration.
@@ -88,7 +88,7 @@ impl Outer<'_> {
     fn plan(&self, inner: Option<&Fields<'_>>) -> Result<(RotaryPlan, usize)> {
         let [base, partial] = self.defaults.names;
         let base = self.fields.number(base, self.defaults.base)?;
-        let partial = self.fields.exact(partial, self.defaults.partial)?;
+        let partial = self.fields.exact(partial, self.defaults.partial.unwrap_or(1.0))?;
         let Some(inner) = inner else {
             return Ok((self.of(base, partial, Scaling::None)?, self.positions));
         };
@@ -105,6 +105,9 @@ impl Outer<'_> {
         }
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "as Python's int()")]
         let turned = (self.size as f64 * partial) as usize;
+        if self.defaults.partial.is_none() && partial != 1.0 {
+            return Err(self.fields.refused("partial_rotary_factor", "the native decoder turns whole heads of it"));
+        }
         if !(0.0..=1.0).contains(&partial) || turned < 2 || !turned.is_multiple_of(2) || turned > MOST_NUMBERS {
             let accepted = format!("accepted is a share that leaves an even part of {} numbers", self.size);
             return Err(self.fields.refused("partial_rotary_factor", &accepted));

@@ -31,7 +31,7 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Architecture> {
         inner: 24_576,
         layers: 44,
         heads: 64,
-        rope: Defaults { partial: 0.25, names: ["rotary_emb_base", "rotary_pct"], ..Defaults::USUAL },
+        rope: Defaults { partial: Some(0.25), names: ["rotary_emb_base", "rotary_pct"], ..Defaults::USUAL },
         activation: ["hidden_act", "gelu"],
         ..Usual::LLAMA
     };

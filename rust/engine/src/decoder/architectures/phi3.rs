@@ -17,7 +17,7 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Architecture> {
         inner: 8192,
         positions: 4096,
         epsilon: 1e-5,
-        rope: Defaults { is_phi3: true, ..Defaults::USUAL },
+        rope: Defaults { partial: Some(1.0), is_phi3: true, ..Defaults::USUAL },
         ..Usual::LLAMA
     };
     let mut plan = usual.plan(fields, [false; 2])?;

@@ -17,7 +17,7 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Architecture> {
         inner: 6912,
         kv_heads: Some(32),
         positions: 4096,
-        rope: Defaults { partial: 0.25, ..Defaults::USUAL },
+        rope: Defaults { partial: Some(0.25), ..Defaults::USUAL },
         ..Usual::LLAMA
     };
     let biased = fields.flag("use_qkv_bias", false)?;
