@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 from collections.abc import Callable
@@ -36,6 +37,14 @@ def forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
         return  # the peak then is that of the whole process, imports included
+
+
+def bound_growth(nbytes: int) -> None:
+    """Let this process grow by so many bytes at most; what needs more gets a MemoryError. Nothing where it cannot be."""
+    resource, size = system.optional("resource"), _status("VmSize")
+    if resource is not None and size is not None:
+        with contextlib.suppress(OSError, ValueError):  # a lower limit is there already
+            resource.setrlimit(resource.RLIMIT_AS, (size + nbytes, size + nbytes))
 
 
 def give_back() -> None:
