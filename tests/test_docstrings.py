@@ -153,6 +153,7 @@ def gpt_small(tmp_path_factory):
         "hidden_act": "silu", "tie_word_embeddings": False, "eos_token_id": tokenizer.size - 1,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text("{{ messages[-1].content }}")
     return folder
 
 

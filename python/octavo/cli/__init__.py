@@ -7,6 +7,7 @@ import typer
 from octavo.cli import (
     _other_packages,
     _process,
+    chat,
     check,
     compare,
     compress,
@@ -52,6 +53,7 @@ def _octavo(
       octavo eval llama/ --data text.txt        its perplexity
       octavo pack llama/ -o small/ --recipe int4:g32
       octavo generate small/ 'Once upon a time'
+      octavo chat small/                        talk to it, where it is a chat model
       octavo compress --model llama/ --data text.txt --budget 4.5
 
     \b
@@ -91,6 +93,7 @@ app.command("compress")(compress.run)
 app.command("report")(report.run)
 app.command("embed")(embed.run)
 app.command("generate")(generate_text.run)
+app.command("chat", no_args_is_help=True)(chat.run)
 app.add_typer(tokenize.app, name="tokenize")
 app.command("eval", no_args_is_help=True)(eval.run)
 app.add_typer(cuda.app, name="cuda")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 from octavo.errors import DataError
 from octavo.storage.streams import read_first, read_some
@@ -21,3 +22,15 @@ def standard_lines() -> list[str]:
         raise DataError(f"standard input: byte {error.start} is no UTF-8; accepted is text in UTF-8") from None
     # Not splitlines: form feeds and the like end no line, and one text would become two.
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+
+
+def coming_lines() -> Iterator[str]:
+    """Yield the lines of standard input as they come: who writes them may wait for an answer to each.
+
+    Raises DataError for other bytes than UTF-8, OSErrors.
+    """
+    for number, line in enumerate(iter(sys.stdin.buffer.readline, b""), 1):
+        try:
+            yield line.decode().removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError:
+            raise DataError(f"standard input: line {number} is no UTF-8; accepted is text in UTF-8") from None

@@ -5,14 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from octavo.cli._app import JsonOption
 from octavo.cli._standard_input import standard_lines
+from octavo.cli._terminal_text import write_text
+from octavo.cli.chat import SetOption, template_variables
 from octavo.errors import OctavoError
 from octavo.storage.reading import read_json
+
+if TYPE_CHECKING:
+    from octavo.engine.text_generator import Sampling, TextGenerator
 
 
 def run(
@@ -41,6 +46,11 @@ def run(
     special: Annotated[
         str, typer.Option(metavar="HOW", help="Special tokens in a prompt: allow, refuse, or split as any text.")
     ] = "refuse",
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Each PROMPT is a message to a chat model; its answer is printed.")
+    ] = False,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="With --chat: the system message.")] = None,
+    variables: SetOption = None,
     json: JsonOption = False,
 ) -> None:
     """Continue texts with a language model, without torch.
@@ -51,6 +61,9 @@ def run(
     continued together; --json prints prompts, texts and the seconds that they took. Without a PROMPT, every line of
     standard input is one; a text of several lines is given in quotes. On a terminal, no PROMPT begins a new document.
 
+    With --chat, the chat template of FOLDER makes a conversation of each PROMPT, and the answer alone is printed.
+    `octavo chat FOLDER` goes on talking.
+
     A model that was trained by masked diffusion reveals tokens in steps, not from left to right. It is sampled
     through torch, from its folder as it was trained; --top-k, --top-p and --stop are not for it.
 
@@ -60,6 +73,7 @@ def run(
       octavo pack model -o small --recipe int4:g32
       octavo generate small "Once upon a time" --temperature 0.8 --top-p 0.95 --seed 7 --tokens 200
       octavo generate small "Q: why? A:" "Q: when? A:" --stop "Q:" --json
+      octavo generate small --chat "Why is the sky blue?" --system "You answer in one sentence."
       octavo generate small < prompts.txt
     """
     from octavo.display.console import print_json
@@ -69,17 +83,24 @@ def run(
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     if special not in ("allow", "refuse", "split"):
         raise SettingError(f"--special is {special!r}; accepted are allow, refuse and split")
+    if not chat and (system is not None or variables):
+        raise SettingError(f"{'--set' if variables else '--system'} is for messages; add --chat")
     texts = prompts or (None if sys.stdin.isatty() else standard_lines()) or [""]
     if _is_diffusion(folder):
-        if top_k or top_p != 1 or stop or special != "refuse":
+        if top_k or top_p != 1 or stop or special != "refuse" or chat:
             raise SettingError(
-                "--top-k, --top-p, --stop and --special are for autoregressive models; FOLDER is of masked diffusion"
+                "--top-k, --top-p, --stop, --special and --chat are for autoregressive models; FOLDER is of masked "
+                "diffusion"
             )
         _reveal(folder, texts, tokens=tokens or 64, steps=steps, temperature=temperature, seed=seed, json=json)
         return
     if steps:
         raise SettingError(f"--steps is {steps}; accepted is 0, for FOLDER is of no masked diffusion")
     decoder = TextGenerator.load(folder)
+    if chat:
+        values = template_variables(variables)
+        _reply(decoder, texts, sampling, system, json=json, tokens=tokens, stop=stop, variables=values)
+        return
     options: dict[str, Any] = {"tokens": tokens, "stop": stop, "special": special}
     if json or len(texts) > 1:
         begin = time.perf_counter()
@@ -94,13 +115,33 @@ def run(
             )
             return
         for text, more in zip(texts, found, strict=True):
-            _write(f"{text}{more}\n")
+            write_text(f"{text}{more}\n")
         return
     pieces = decoder.stream(texts[0], sampling, **options)
-    _write(texts[0])
+    write_text(texts[0])
     for piece in pieces:
-        _write(piece)
-    _write("\n")
+        write_text(piece)
+    write_text("\n")
+
+
+def _reply(
+    decoder: TextGenerator, texts: list[str], sampling: Sampling, system: str | None, *, json: bool, **options: Any
+) -> None:
+    """Print the answer of a chat model to each of some messages."""
+    from octavo.display.console import print_json
+
+    before = [] if system is None else [{"role": "system", "content": system}]
+    answers, begin = [], time.perf_counter()
+    for text in texts:
+        pieces = decoder.stream_chat([*before, {"role": "user", "content": text}], sampling, **options)
+        if json:
+            answers.append({"prompt": text, "text": "".join(pieces)})
+            continue
+        for piece in pieces:
+            write_text(piece)
+        write_text("\n")
+    if json:
+        print_json({"texts": answers, "seconds": round(time.perf_counter() - begin, 6)})
 
 
 def _is_diffusion(folder: Path) -> bool:
@@ -131,13 +172,4 @@ def _reveal(
         print_json({"texts": texts, "seconds": round(seconds, 6), "sampler": "masked diffusion, torch"})
         return
     for text, more in zip(prompts, found, strict=True):
-        _write(f"{text}{more}\n")
-
-
-def _write(text: str) -> None:
-    """Write UTF-8, whatever the locale says; control characters pass as the model gave them to a pipe alone."""
-    shown = text
-    if sys.stdout.isatty():
-        shown = "".join(one if one in "\n\t" or one.isprintable() else "�" for one in text)
-    sys.stdout.buffer.write(shown.encode("utf-8", "replace"))
-    sys.stdout.buffer.flush()
+        write_text(f"{text}{more}\n")

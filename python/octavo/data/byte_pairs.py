@@ -24,6 +24,7 @@ Special: TypeAlias = Literal["allow", "refuse", "split"]
 _DTYPES: Final = (np.uint16, np.uint32, np.int64)
 _ERRORS: Final = ("replace", "ignore", "strict", "backslashreplace", "surrogateescape")
 _SPECIAL: Final = {"allow": 0, "refuse": 1, "split": 2}
+_REPLACED: Final = "�"
 _Path: TypeAlias = str | os.PathLike[str]
 
 
@@ -339,7 +340,7 @@ class BytePairTokenizer:
             raise DTypeError("texts is one text; pass a list of texts, or call encode")
         several = listed("texts", texts, "a list of texts")
         contents = [_bytes(f"text {number}", text) for number, text in enumerate(several)]
-        encoded = self._core.encode(contents, _how(special), flag("around", around))
+        encoded = self._core.encode(contents, special_code(special), flag("around", around))
         ids = np.empty(len(encoded), np.uint32 if kind == np.int64 else kind)
         encoded.put((address(ids), ids.size), ids.itemsize)
         return ids.astype(kind, copy=False), np.array(encoded.offsets, np.int64)
@@ -357,7 +358,7 @@ class BytePairTokenizer:
         Raises:
             DataError: as :meth:`encode`.
         """
-        return len(self._core.encode([_bytes("text", text)], _how(special), False))
+        return len(self._core.encode([_bytes("text", text)], special_code(special), False))
 
     def decode_bytes(self, ids: object) -> bytes:
         """Translate ids to bytes.
@@ -436,23 +437,28 @@ class BytePairTokenizer:
         """
         return BytePairStream(self, special, dtype)
 
-    def decode_stream(self, ids: Iterable[int]) -> Iterator[str]:
+    def decode_stream(self, ids: Iterable[int], *, after: Sequence[int] = (), replace: bool = False) -> Iterator[str]:
         """Translate ids one by one, as a model gives them. Bytes that are no UTF-8 become U+FFFD.
 
         Args:
             ids: whole numbers.
+            after: ids before them. Byte pairs have the same bytes behind any others; tokens of other tokenizers do not.
+            replace: give U+FFFD for a number that is no id.
 
         Returns:
             An iterator over texts of whole characters.
 
         Raises:
-            DataError: for a number that is no id.
+            DataError: for a number that is no id, without ``replace``.
         """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         if not isinstance(ids, Iterable):
             raise DTypeError(f"ids is a {type(ids).__name__}; accepted is an iterable of ids")
+        check(after, Sequence, "after")
         for number in iter(ids):
-            if text := decoder.decode(self.decode_bytes([number])):
+            token = self._core.token(number) if replace else self.decode_bytes([number])
+            text = decoder.decode(b"", final=True) + _REPLACED if token is None else decoder.decode(token)
+            if text:
                 yield text
         if text := decoder.decode(b"", final=True):
             yield text
@@ -490,7 +496,7 @@ class BytePairStream:
     def __init__(self, tokenizer: BytePairTokenizer, special: Special, dtype: DTypeLike | None) -> None:
         """Begin; use :meth:`BytePairTokenizer.stream`."""
         check(tokenizer, BytePairTokenizer, "tokenizer")
-        _how(special)
+        special_code(special)
         if dtype is not None:
             dtype_of("ids", dtype, _DTYPES)
         self._tokenizer, self._special, self._dtype = tokenizer, special, dtype
@@ -510,7 +516,7 @@ class BytePairStream:
             DTypeError: as :meth:`BytePairTokenizer.encode`.
         """
         text, self._kept = self._kept + _bytes("piece", piece), b""
-        end = self._tokenizer._core.settled(text, _how(self._special))
+        end = self._tokenizer._core.settled(text, special_code(self._special))
         ids = self._encode(text[:end])
         self._kept = text[end:]
         return ids
@@ -547,7 +553,8 @@ def _ids(ids: object) -> NDArray[Any]:
     return array.astype(np.int64)
 
 
-def _how(special: str) -> int:
+def special_code(special: str) -> int:
+    """Return the number of a reading of special tokens in the core. Raises DataError for others."""
     if not isinstance(special, str) or special not in _SPECIAL:
         raise DataError(f"special {shown(special)}; accepted are 'allow', 'refuse' and 'split'")
     return _SPECIAL[special]

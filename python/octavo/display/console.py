@@ -77,6 +77,6 @@ def plain_text(rows: Table) -> str:
     return written.getvalue().rstrip("\n")
 
 
-def print_json(value: object) -> None:
-    """Print a value as JSON for programs."""
-    print(json.dumps(value, indent=2, allow_nan=False))
+def print_json(value: object, *, one_line: bool = False) -> None:
+    """Print a value as JSON for programs. ``one_line``: one of several, which a program may wait for."""
+    print(json.dumps(value, indent=None if one_line else 2, allow_nan=False), flush=one_line)

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from octavo.data._arguments import check_text, listed
+from octavo.engine.chat_template_limits import SECONDS, TEXT_BYTES, WAIT_S
 from octavo.errors import DataError, DTypeError, SettingError
 from octavo.storage import children
 from octavo.storage.reading import INDEX_BYTES, parse_json, read_json, read_text, shown
@@ -32,11 +32,6 @@ _OURS = ("messages", "tools", "documents", "add_generation_prompt")
 _SOURCE_BYTES = 1 << 20
 _KINDS = ("text", "refused", "failed")
 _SPENT = getattr(signal, "SIGXCPU", None)  # by which the system ends a process whose time is over
-SECONDS = 10
-"""Of processor time that one rendering may take."""
-TEXT_BYTES = 1 << 24
-"""Of a rendered text."""
-_WAIT_S = SECONDS + 5  # of any time: processes wait for each other
 
 
 class ChatTemplate:
@@ -80,8 +75,7 @@ class ChatTemplate:
             source = named.get("default")
             if source is None:
                 raise DataError(
-                    f"{folder / _SETTINGS}: chat_template has no template named default; put the one to use into "
-                    f"{file}"
+                    f"{folder / _SETTINGS}: chat_template has no template named default; copy one of them into {file}"
                 )
         if source is None:
             raise DataError(
@@ -158,7 +152,7 @@ class ChatTemplate:
             late.set()
             child.kill()
 
-        timer = threading.Timer(_WAIT_S, stop)
+        timer = threading.Timer(WAIT_S, stop)
         timer.daemon = True
         timer.start()
         try:
@@ -235,6 +229,8 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 def checked_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
     """Return messages as dictionaries. Raises DTypeError and DataError, which name the message and the field."""
+    from octavo.data._arguments import check_text, listed
+
     accepted = "a list of messages, each with a role and a content"
     checked = []
     for at, message in enumerate(listed("messages", messages, accepted)):

@@ -1,8 +1,8 @@
 """The process that renders chat templates: a template is a stranger's program, and gets little of everything.
 
-It reads requests from standard input, a line of JSON each, and answers each with a line ``KIND BYTES`` and as many bytes
-of UTF-8. KIND is ``text``, ``refused`` (the template called ``raise_exception``) or ``failed``. The rules of rendering
-are those of transformers, with which templates are written and tested. Source: ``apply_chat_template`` of
+It reads requests from standard input, a line of JSON each, and answers each with a line ``KIND BYTES`` and as many
+bytes of UTF-8. KIND is ``text``, ``refused`` (the template called ``raise_exception``) or ``failed``. Rendering
+keeps to the rules of transformers, with which templates are written and tested. Source: ``apply_chat_template`` of
 transformers 5; Jinja 3.1, its sandbox.
 """
 
@@ -25,14 +25,10 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from octavo.engine.chat_template import SECONDS, TEXT_BYTES
+from octavo.engine.chat_template_limits import MEMORY, MESSAGE, SECONDS, TEXT_BYTES
 from octavo.storage import system
 from octavo.storage.process_memory import bound_growth
 
-MEMORY = 1 << 28
-"""Bytes by which the process may grow."""
-MESSAGE = 500
-"""Characters of a message of the template or of an error."""
 _LAZY = ("jinja2.debug", "jinja2.constants", "pprint", "encodings.unicode_escape")  # no files, no imports
 
 
@@ -115,7 +111,7 @@ def compiled(template: str) -> Template:
 
 
 def rendered(template: str, variables: dict[str, Any]) -> bytes:
-    """Return the text of a template in UTF-8. Raises what the template raises; MemoryError for a text that is too long."""
+    """Return the text of a template in UTF-8. Raises what the template raises; MemoryError for a long text."""
     pieces, nbytes = [], 0
     for piece in compiled(template).generate(variables):
         pieces.append(piece.encode())

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import codecs
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from octavo import _core
 from octavo.engine.native_folder import native_folder
+from octavo.engine.text_borders import borders, stop_texts, until
 from octavo.errors import DataError, DTypeError, RangeError, SettingError
-from octavo.storage.reading import read_json, shown
+from octavo.storage.reading import shown
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from octavo.data.byte_pairs import BytePairTokenizer, Special
+    from octavo.data.byte_pairs import Special
+    from octavo.data.foreign_tokenizer import TextTokenizer
+    from octavo.engine.chat_template import ChatTemplate, Message
 
 TOKENS = 128
 """Tokens that are generated where no number is given, if the model has positions for them."""
+CHAT_TOKENS = 1024
+"""The same for answers of a chat, which end by themselves."""
 _PAGE = 64  # positions of a page of the cache
 _MOST = 1 << 31  # tokens
-_REPLACED = "�"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +104,7 @@ class TextGenerator:
         self,
         core: _core._Decoder,
         path: Path,
-        tokenizer: BytePairTokenizer | None,
+        tokenizer: TextTokenizer | None,
         begin: int | None,
         ends: tuple[int, ...],
     ) -> None:
@@ -114,7 +118,9 @@ class TextGenerator:
         """Load a model folder of :func:`octavo.save_model`, ``octavo pack`` or transformers.
 
         It holds ``config.json`` of a GPT of :mod:`octavo.lab.language.gpt`, or of GPT-2 or Llama of transformers, the
-        weights, and ``tokenizer.json`` (byte-level BPE), without which the generator takes ids alone.
+        weights, and ``tokenizer.json``, without which the generator takes ids alone. The core reads byte-level BPE;
+        any other is read by the package ``tokenizers``. Texts end with the end of text of ``config.json`` and
+        ``generation_config.json``.
 
         Args:
             path: the folder.
@@ -125,15 +131,18 @@ class TextGenerator:
         Raises:
             ContainerError: for another architecture, techniques that only PyTorch runs, simulated layers that are not
                 packed, and a folder with the weights of two models; names the file and the field, layer or tensor.
-            DataError: for a tokenizer of more ids than the model has.
+            DataError: for a tokenizer of more ids than the model has, special tokens aside; and for one that neither
+                the core nor the package ``tokenizers`` reads.
             OSError: as the system gives it.
         """
+        from octavo.data.foreign_tokenizer import load_tokenizer
+
         folder = native_folder(path)
         core = _core._Decoder.load(folder)
-        tokenizer = _tokenizer(folder)
-        if tokenizer is not None and tokenizer.size > core.vocabulary:
-            raise DataError(f"{folder}: a tokenizer of {tokenizer.size} ids; the model has {core.vocabulary}")
-        return cls(core, folder, tokenizer, *_borders(folder, core.vocabulary))
+        tokenizer = load_tokenizer(folder)
+        if tokenizer is not None and (size := _without_special(tokenizer)) > core.vocabulary:
+            raise DataError(f"{folder}: a tokenizer of {size} ids; the model has {core.vocabulary}")
+        return cls(core, folder, tokenizer, *borders(folder, core.vocabulary))
 
     @property
     def vocabulary(self) -> int:
@@ -156,10 +165,17 @@ class TextGenerator:
         return self._core.nbytes[1]
 
     @property
-    def tokenizer(self) -> BytePairTokenizer:
+    def tokenizer(self) -> TextTokenizer:
         """Tokenizer of the folder. Raises DataError where there is none."""
         if self._tokenizer is None:
-            raise DataError(f"{self._path}: no tokenizer.json, so that texts have no ids; generate_ids takes ids")
+            fix = "generate_ids takes ids"
+            if (self._path / "tokenizer.model").exists():
+                fix = (
+                    "tokenizer.model of SentencePiece becomes one by: import transformers; "
+                    f"transformers.AutoTokenizer.from_pretrained({str(self._path)!r})"
+                    f".save_pretrained({str(self._path)!r})"
+                )
+            raise DataError(f"{self._path}: no tokenizer.json, so that texts have no ids; {fix}")
         return self._tokenizer
 
     def scores(self, ids: Sequence[int]) -> np.ndarray:
@@ -292,9 +308,11 @@ class TextGenerator:
             >>> list(octavo.TextGenerator.load("gpt-small").stream("abc", tokens=10, stop="gh"))
             ['d', 'e', 'f']
         """
-        stops = _stops(stop)
-        ids = self.generate_ids([self._ids(prompt, special)], sampling, tokens=tokens)
-        return _until(_characters(self.tokenizer, (token for (token,) in ids if token is not None)), stops)
+        stops = stop_texts(stop)
+        before = self._ids(prompt, special)
+        steps = self.generate_ids([before], sampling, tokens=tokens)
+        ids = (token for (token,) in steps if token is not None)
+        return until(self.tokenizer.decode_stream(ids, after=before, replace=True), stops)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # to mypy, a text is a sequence of texts, too
@@ -352,13 +370,177 @@ class TextGenerator:
             return "".join(self.stream(prompt, sampling, tokens=tokens, stop=stop, special=special))
         from octavo.data._arguments import listed
 
-        stops = _stops(stop)
+        stops = stop_texts(stop)
         prompts = [self._ids(one, special) for one in listed("prompt", prompt, "a text or a list of texts")]
         answers: list[list[int]] = [[] for _ in prompts]
         for following in self.generate_ids(prompts, sampling, tokens=tokens):
             for row, token in zip(answers, following, strict=True):
                 row += [] if token is None else [token]
-        return ["".join(_until(_characters(self.tokenizer, row), stops)) for row in answers]
+        return [
+            "".join(until(self.tokenizer.decode_stream(row, after=before, replace=True), stops))
+            for row, before in zip(answers, prompts, strict=True)
+        ]
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling = GREEDY,
+        *,
+        tokens: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Iterator[str]:
+        """Answer a conversation, piece by piece.
+
+        The chat template of the folder makes a text of the messages. The answer ends with the end of text that
+        ``generation_config.json``, ``config.json`` or the tokenizer's ``eos_token`` names. Special tokens of the answer
+        are left out.
+
+        Args:
+            messages: what was said, a ``role`` (``system``, ``user`` or ``assistant``) and a ``content`` each.
+            sampling: choice of the next token; default: the most likely.
+            tokens: most tokens of the answer; default: 1024, or as many as the model has positions for.
+            stop: as for :meth:`stream`.
+            variables: as for :meth:`chat_ids`.
+
+        Returns:
+            An iterator over pieces of whole characters.
+
+        Raises:
+            DTypeError: as :meth:`chat_ids`.
+            DataError: as :meth:`chat_ids`.
+            RangeError: as :meth:`generate_ids`.
+            SettingError: as :meth:`generate_ids` and :meth:`chat_ids`.
+            ContainerError: as :meth:`generate_ids`.
+
+        Example:
+            >>> generator = octavo.TextGenerator.load("gpt-small")
+            >>> list(generator.stream_chat([{"role": "user", "content": "abc"}], tokens=3))
+            ['d', 'e', 'f']
+        """
+        stops = stop_texts(stop)
+        steps = self.answer_ids(self.chat_ids(messages, variables=variables), sampling, tokens=tokens)
+        return until(self.tokenizer.decode_stream(steps, replace=True), stops)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling = GREEDY,
+        *,
+        tokens: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the answer to a conversation.
+
+        Args:
+            messages: as for :meth:`stream_chat`.
+            sampling: as for :meth:`stream_chat`.
+            tokens: as for :meth:`stream_chat`.
+            stop: as for :meth:`stream`.
+            variables: as for :meth:`chat_ids`.
+
+        Returns:
+            The text, without special tokens.
+
+        Raises:
+            DTypeError: as :meth:`stream_chat`.
+            DataError: as :meth:`stream_chat`.
+            RangeError: as :meth:`stream_chat`.
+            SettingError: as :meth:`stream_chat`.
+            ContainerError: as :meth:`stream_chat`.
+
+        Example:
+            >>> generator = octavo.TextGenerator.load("gpt-small")
+            >>> generator.chat([{"role": "user", "content": "abc"}], tokens=5)
+            'defgh'
+        """
+        return "".join(self.stream_chat(messages, sampling, tokens=tokens, stop=stop, variables=variables))
+
+    def chat_ids(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the ids of a conversation, as ``apply_chat_template`` of transformers gives them.
+
+        The template says what special tokens stand where; none are added around its text. Special tokens in a message
+        are special tokens, as in transformers: check what strangers write.
+
+        Args:
+            messages: as for :meth:`stream_chat`.
+            add_generation_prompt: end with what an answer begins with.
+            variables: further variables of the template, such as ``{"enable_thinking": False}``.
+
+        Returns:
+            The ids.
+
+        Raises:
+            DTypeError: for other objects than messages.
+            DataError: for no messages, a folder without tokenizer or chat template, and where the template refuses the
+                messages, fails, or takes more than 10 seconds or 256 MB.
+            SettingError: for variables that are no values of JSON.
+
+        Example:
+            >>> generator = octavo.TextGenerator.load("gpt-small")
+            >>> ids = generator.chat_ids([{"role": "user", "content": "abc"}])
+            >>> generator.tokenizer.decode(ids)
+            'abc'
+        """
+        text = self._template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
+        ids = self.tokenizer.encode(text, special="allow").tolist()
+        if not ids:
+            raise DataError(f"{self._path}: the chat template renders no text of the messages")
+        return ids
+
+    def answer_ids(
+        self, prompt: Sequence[int], sampling: Sampling = GREEDY, *, tokens: int | None = None
+    ) -> Iterator[int]:
+        """Continue the ids of a conversation to the end of an answer.
+
+        Args:
+            prompt: ids of :meth:`chat_ids`.
+            sampling: choice of the next token; default: the most likely.
+            tokens: as for :meth:`stream_chat`.
+
+        Returns:
+            An iterator over ids, without special tokens.
+
+        Raises:
+            DTypeError: as :meth:`generate_ids`.
+            DataError: as :meth:`generate_ids`.
+            RangeError: as :meth:`generate_ids`.
+            SettingError: as :meth:`generate_ids`.
+            ContainerError: as :meth:`generate_ids`.
+
+        Example:
+            >>> generator = octavo.TextGenerator.load("gpt-small")
+            >>> ids = generator.chat_ids([{"role": "user", "content": "abc"}])
+            >>> generator.tokenizer.decode(list(generator.answer_ids(ids, tokens=3)))
+            'def'
+        """
+        if tokens is None:
+            room = CHAT_TOKENS if self.positions is None else self.positions - len(prompt) + 1
+            tokens = max(1, min(CHAT_TOKENS, room))
+        special = set(self.tokenizer.special.values())
+        steps = self.generate_ids([prompt], sampling, tokens=tokens, stop=self._answer_ends)
+        return (token for (token,) in steps if token is not None and token not in special)
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        from octavo.engine.chat_template import ChatTemplate
+
+        return ChatTemplate.load(self._path)
+
+    @cached_property
+    def _answer_ends(self) -> tuple[int, ...]:
+        from octavo.engine.chat_template import special_tokens
+
+        end = special_tokens(self._path).get("eos_token")
+        number = None if end is None else self.tokenizer.id(end)
+        return (*self._ends, *(() if number is None or number >= self.vocabulary else (number,)))
 
     def _ids(self, prompt: str, special: Special) -> list[int]:
         from octavo.data._arguments import check_text
@@ -412,72 +594,9 @@ class TextGenerator:
         return f"TextGenerator({str(self._path)!r}, vocabulary={self.vocabulary})"
 
 
-def _tokenizer(folder: Path) -> BytePairTokenizer | None:
-    from octavo.data.byte_pairs import BytePairTokenizer
-
-    if (folder / "tokenizer.json").exists():
-        return BytePairTokenizer.load(folder)
-    merges, vocabulary = folder / "merges.txt", folder / "vocab.json"
-    if merges.exists() and vocabulary.exists():
-        return BytePairTokenizer.from_merges(merges, vocabulary)
-    return None
-
-
-def _borders(folder: Path, vocabulary: int) -> tuple[int | None, tuple[int, ...]]:
-    """Return the id that begins a text and those that end one, as the configuration names them.
-
-    Where it names none that begins, as one of :mod:`octavo.lab.language.gpt` never does, documents begin with their
-    end.
-    """
-    values = read_json(folder / "config.json", finite=False)
-
-    def named(*names: str) -> tuple[int, ...]:
-        value = next((values[name] for name in names if name in values), None)
-        numbers = value if isinstance(value, list) else [value]
-        return tuple(number for number in numbers if type(number) is int and 0 <= number < vocabulary)
-
-    ends = named("end_of_text", "eos_token_id")
-    begins = (*named("bos_token_id"), *ends)
-    return begins[0] if begins else None, ends
-
-
-def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the texts before which a continuation ends. Raises SettingError for what is no text."""
-    stops = () if stop is None else (stop,) if isinstance(stop, str) else stop
-    if isinstance(stops, bytes) or not isinstance(stops, Sequence) or not all(isinstance(s, str) and s for s in stops):
-        raise SettingError(f"stop is {shown(stop)}; accepted are a text and a list of texts, none of them empty")
-    return tuple(stops)
-
-
-def _characters(tokenizer: BytePairTokenizer, ids: Iterable[int]) -> Iterator[str]:
-    """Yield texts of whole characters; ids that the tokenizer has no token for are U+FFFD."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    for number in ids:
-        token = tokenizer._core.token(number)
-        text = decoder.decode(b"", final=True) + _REPLACED if token is None else decoder.decode(token)
-        if text:
-            yield text
-    if text := decoder.decode(b"", final=True):
-        yield text
-
-
-def _until(pieces: Iterable[str], stop: tuple[str, ...]) -> Iterator[str]:
-    """Yield pieces up to the first of the texts ``stop``, keeping back what may be the begin of one."""
-    pending = ""
-    longest = max(map(len, stop), default=0)
-    for piece in pieces:
-        pending += piece
-        places = [place for one in stop if (place := pending.find(one)) >= 0]
-        if places:
-            if min(places):
-                yield pending[: min(places)]
-            return
-        back = next(
-            (n for n in range(min(longest - 1, len(pending)), 0, -1) if any(s.startswith(pending[-n:]) for s in stop)),
-            0,
-        )
-        if len(pending) > back:
-            yield pending[: len(pending) - back]
-            pending = pending[len(pending) - back :]
-    if pending:
-        yield pending
+def _without_special(tokenizer: TextTokenizer) -> int:
+    """Return the number of ids without special tokens at the end: of pictures, say, which a model of texts lacks."""
+    size, special = tokenizer.size, set(tokenizer.special.values())
+    while size - 1 in special:
+        size -= 1
+    return size

@@ -40,7 +40,10 @@ def forget_peak() -> None:
 
 
 def bound_growth(nbytes: int) -> None:
-    """Let this process grow by so many bytes at most; what needs more gets a MemoryError. Nothing where it cannot be."""
+    """Let this process grow by so many bytes at most; what needs more gets a MemoryError.
+
+    Does nothing where the system does not tell or bound the size of a process.
+    """
     resource, size = system.optional("resource"), _status("VmSize")
     if resource is not None and size is not None:
         with contextlib.suppress(OSError, ValueError):  # a lower limit is there already

@@ -1,0 +1,145 @@
+"""A conversation with a language model: its turns, answers that come piece by piece, and the room that is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from octavo.engine.text_generator import CHAT_TOKENS, GREEDY, Sampling, TextGenerator
+from octavo.errors import DTypeError, OctavoError, RangeError
+
+
+class Conversation:
+    """The turns of one user and one model. Not for several threads at once.
+
+    A turn that was interrupted stays, with the part of the answer that was said. Where the model has no positions for
+    all turns and an answer, the oldest ones are dropped; the system message stays.
+
+    Args:
+        generator: the model, with a chat template.
+        system: the system message, if there is one.
+        sampling: choice of the next token; default: the most likely.
+        tokens: most tokens of an answer; default: 1024, or as many as the model has positions for.
+        variables: further variables of the template.
+
+    Raises:
+        DTypeError: for another object than a generator.
+    """
+
+    def __init__(
+        self,
+        generator: TextGenerator,
+        system: str | None = None,
+        sampling: Sampling = GREEDY,
+        *,
+        tokens: int | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begin without turns."""
+        if not isinstance(generator, TextGenerator):
+            raise DTypeError(f"generator is a {type(generator).__name__}; accepted is an octavo.TextGenerator")
+        self.system = system
+        self.turns: list[tuple[str, str]] = []
+        self._generator, self._sampling, self._tokens, self._variables = generator, sampling, tokens, variables
+        self.dropped = 0
+        """Turns that the last question dropped."""
+        self.tokens, self.seconds = 0, 0.0
+        """Tokens of the last answer, and the time that they took."""
+
+    def check(self) -> None:
+        """Refuse a model without tokenizer or chat template, and a template that refuses the system message.
+
+        Raises:
+            DataError: as :meth:`TextGenerator.chat_ids`.
+            SettingError: as :meth:`TextGenerator.chat_ids`.
+        """
+        self._ids("a question")
+
+    def reset(self) -> None:
+        """Forget all turns; the system message stays."""
+        self.turns.clear()
+
+    def messages(self, question: str | None = None) -> list[dict[str, str]]:
+        """Return the conversation as messages, with a further question of the user.
+
+        Args:
+            question: what the user says next.
+
+        Returns:
+            A ``role`` and a ``content`` each.
+        """
+        said = [] if self.system is None else [("system", self.system)]
+        for user, answer in self.turns:
+            said += [("user", user), ("assistant", answer)]
+        said += [] if question is None else [("user", question)]
+        return [{"role": role, "content": content} for role, content in said]
+
+    def ask(self, question: str) -> Iterator[str]:
+        """Answer a question, piece by piece. Closing the iterator ends the answer, which stays as far as it was said.
+
+        Args:
+            question: what the user says.
+
+        Returns:
+            An iterator over pieces of whole characters.
+
+        Raises:
+            DTypeError: as :meth:`TextGenerator.chat_ids`.
+            DataError: as :meth:`TextGenerator.chat_ids`.
+            RangeError: for a question that the model has too few positions for.
+            SettingError: as :meth:`TextGenerator.answer_ids`.
+            ContainerError: as :meth:`TextGenerator.answer_ids`.
+        """
+        prompt = self._fitting(question)
+        room = None if self._generator.positions is None else self._generator.positions - len(prompt) + 1
+        most = CHAT_TOKENS if self._tokens is None else self._tokens
+        ids = self._generator.answer_ids(prompt, self._sampling, tokens=most if room is None else min(most, room))
+        return self._said(question, ids)
+
+    def _said(self, question: str, ids: Iterator[int]) -> Iterator[str]:
+        self.tokens, self.seconds, begin = 0, 0.0, time.perf_counter()
+        answer = ""
+
+        def counted() -> Iterator[int]:
+            for number in ids:
+                self.tokens += 1
+                yield number
+
+        try:
+            for piece in self._generator.tokenizer.decode_stream(counted(), replace=True):
+                answer += piece
+                yield piece
+        except OctavoError:
+            raise
+        except BaseException:  # Ctrl-C, or the reader has enough
+            self._end(question, answer, begin)
+            raise
+        self._end(question, answer, begin)
+
+    def _end(self, question: str, answer: str, begin: float) -> None:
+        self.seconds = time.perf_counter() - begin
+        self.turns.append((question, answer))
+
+    def _fitting(self, question: str) -> list[int]:
+        """Return the ids of the conversation, after dropping the oldest turns where it is too long."""
+        self.dropped = 0
+        prompt = self._ids(question)
+        positions = self._generator.positions
+        if positions is None:
+            return prompt
+        # A quarter of the positions is for the answer, or what was asked for where that is less.
+        answer = max(1, min(self._tokens or CHAT_TOKENS, positions // 4))
+        while len(prompt) + answer - 1 > positions and self.turns:
+            del self.turns[0]
+            self.dropped += 1
+            prompt = self._ids(question)
+        if len(prompt) > positions:
+            raise RangeError(
+                f"a message of {len(prompt)} tokens, system message and template included; the model has {positions} "
+                "positions; shorten it"
+            )
+        return prompt
+
+    def _ids(self, question: str) -> list[int]:
+        return self._generator.chat_ids(self.messages(question), variables=self._variables)
