@@ -168,6 +168,7 @@ def decoder_folder():
         torch.manual_seed(0)
         sizes = {"vocabulary": BYTES.size, "width": 16, "layers": 1, "heads": 1, "end_of_text": BYTES.size - 1}
         save_language_model(at, GPT(preset("nocap_baseline", **sizes)), BYTES)
+    (at / "chat_template.jinja").write_text("{{ messages[0].content }}")
     return at
 
 
@@ -247,6 +248,41 @@ def _(at):
 @valid("TextGenerator.generate")
 def _(at):
     return decoder().generate, {"prompt": ["the"], "sampling": octavo.Sampling(), "tokens": 3, "stop": ["x"], "special": "refuse"}  # fmt: skip
+
+
+MESSAGES = [{"role": "user", "content": "the"}]
+
+
+@valid("TextGenerator.stream_chat")
+def _(at):
+    def call(**arguments):
+        return list(decoder().stream_chat(**arguments))
+
+    return call, {
+        "messages": MESSAGES,
+        "sampling": octavo.Sampling(),
+        "tokens": 3,
+        "stop": ["x"],
+        "variables": {"a": 1},
+    }
+
+
+@valid("TextGenerator.chat")
+def _(at):
+    return decoder().chat, {"messages": MESSAGES, "sampling": octavo.Sampling(), "tokens": 3, "stop": ["x"], "variables": {"a": 1}}  # fmt: skip
+
+
+@valid("TextGenerator.chat_ids")
+def _(at):
+    return decoder().chat_ids, {"messages": MESSAGES, "add_generation_prompt": True, "variables": {"a": 1}}
+
+
+@valid("TextGenerator.answer_ids")
+def _(at):
+    def call(**arguments):
+        return list(decoder().answer_ids(**arguments))
+
+    return call, {"prompt": [1, 2], "sampling": octavo.Sampling(), "tokens": 3}
 
 
 @valid("TextEncoder.load")

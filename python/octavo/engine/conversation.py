@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from octavo.engine.text_generator import CHAT_TOKENS, GREEDY, Sampling, TextGenerator
-from octavo.errors import DTypeError, OctavoError, RangeError
+from octavo.errors import DTypeError, OctavoError, RangeError, SettingError
+from octavo.storage.reading import shown
 
 
 class Conversation:
@@ -24,7 +25,8 @@ class Conversation:
         variables: further variables of the template.
 
     Raises:
-        DTypeError: for another object than a generator.
+        DTypeError: for another object than a generator, and another one than a sampling.
+        SettingError: for ``tokens`` below 1.
     """
 
     def __init__(
@@ -39,6 +41,10 @@ class Conversation:
         """Begin without turns."""
         if not isinstance(generator, TextGenerator):
             raise DTypeError(f"generator is a {type(generator).__name__}; accepted is an octavo.TextGenerator")
+        if not isinstance(sampling, Sampling):
+            raise DTypeError(f"sampling is a {type(sampling).__name__}; accepted is an octavo.Sampling")
+        if tokens is not None and (type(tokens) is not int or tokens < 1):
+            raise SettingError(f"tokens is {shown(tokens)}; accepted is a whole number from 1")
         self.system = system
         self.turns: list[tuple[str, str]] = []
         self._generator, self._sampling, self._tokens, self._variables = generator, sampling, tokens, variables
@@ -91,11 +97,8 @@ class Conversation:
             SettingError: as :meth:`TextGenerator.answer_ids`.
             ContainerError: as :meth:`TextGenerator.answer_ids`.
         """
-        prompt = self._fitting(question)
-        room = None if self._generator.positions is None else self._generator.positions - len(prompt) + 1
-        most = CHAT_TOKENS if self._tokens is None else self._tokens
-        ids = self._generator.answer_ids(prompt, self._sampling, tokens=most if room is None else min(most, room))
-        return self._said(question, ids)
+        prompt, tokens = self._fitting(question)
+        return self._said(question, self._generator.answer_ids(prompt, self._sampling, tokens=tokens))
 
     def _said(self, question: str, ids: Iterator[int]) -> Iterator[str]:
         self.tokens, self.seconds, begin = 0, 0.0, time.perf_counter()
@@ -121,15 +124,14 @@ class Conversation:
         self.seconds = time.perf_counter() - begin
         self.turns.append((question, answer))
 
-    def _fitting(self, question: str) -> list[int]:
-        """Return the ids of the conversation, after dropping the oldest turns where it is too long."""
+    def _fitting(self, question: str) -> tuple[list[int], int]:
+        """Return the ids of the conversation and the most tokens of the answer, without turns that do not fit."""
         self.dropped = 0
-        prompt = self._ids(question)
-        positions = self._generator.positions
+        prompt, positions, most = self._ids(question), self._generator.positions, self._tokens or CHAT_TOKENS
         if positions is None:
-            return prompt
+            return self._generator._prepared(prompt, most)
         # A quarter of the positions is for the answer, or what was asked for where that is less.
-        answer = max(1, min(self._tokens or CHAT_TOKENS, positions // 4))
+        answer = max(1, min(most, positions // 4))
         while len(prompt) + answer - 1 > positions and self.turns:
             del self.turns[0]
             self.dropped += 1
@@ -139,7 +141,7 @@ class Conversation:
                 f"a message of {len(prompt)} tokens, system message and template included; the model has {positions} "
                 "positions; shorten it"
             )
-        return prompt
+        return self._generator._prepared(prompt, min(most, positions - len(prompt) + 1))
 
     def _ids(self, question: str) -> list[int]:
         return self._generator.chat_ids(self.messages(question), variables=self._variables)

@@ -221,7 +221,8 @@ class TextGenerator:
             prompts: one id or more each.
             sampling: choice of the next token; default: the most likely. Every prompt has draws of its own.
             tokens: most tokens of each continuation; default: 128, or as many as the model has positions for.
-            stop: ids that end a text and are not given, none for ``()``; default: the end of text of ``config.json``.
+            stop: ids that end a text and are not given, none for ``()``; default: the end of text of ``config.json``
+                and ``generation_config.json``.
             cache: False computes every token from all before it, to the same bits.
 
         Returns:
@@ -521,12 +522,17 @@ class TextGenerator:
             >>> generator.tokenizer.decode(list(generator.answer_ids(ids, tokens=3)))
             'def'
         """
-        if tokens is None:
-            room = CHAT_TOKENS if self.positions is None else self.positions - len(prompt) + 1
-            tokens = max(1, min(CHAT_TOKENS, room))
+        checked, count = self._prepared(prompt, tokens)
         special = set(self.tokenizer.special.values())
-        steps = self.generate_ids([prompt], sampling, tokens=tokens, stop=self._answer_ends)
+        steps = self.generate_ids([checked], sampling, tokens=count, stop=self._answer_ends)
         return (token for (token,) in steps if token is not None and token not in special)
+
+    def _prepared(self, prompt: Sequence[int], tokens: int | None) -> tuple[list[int], int]:
+        """Return checked ids of a conversation, and the most tokens of the answer."""
+        (checked,) = self._checked([prompt], tokens)
+        if tokens is None and self.positions is not None:
+            tokens = max(1, min(CHAT_TOKENS, self.positions - len(checked) + 1))
+        return checked, self._count([checked], tokens or CHAT_TOKENS)
 
     @cached_property
     def _template(self) -> ChatTemplate:
