@@ -164,3 +164,44 @@ def test_messages_and_options_are_checked_before_work(folder):
         ours.chat([{"role": "user", "content": "the cat " * 400}])
     with pytest.raises(DTypeError, match="generator is a str"):
         Conversation("m")
+
+
+@pytest.mark.parametrize("kind", ["SentencePiece, prefix", "SentencePiece", "Unigram", "another split"])
+def test_tokenizers_of_every_kind_generate_and_chat_as_in_transformers(tmp_path, kind):
+    torch = pytest.importorskip("torch")
+    from helpers.foreign_tokenizers import KINDS, SPECIAL
+
+    tokenizer = KINDS[kind]()
+    tokenizer.add_special_tokens(SPECIAL)
+    template, bos, eos = TEMPLATES["Mistral v3"]
+    settings = {"bos_token": bos, "eos_token": eos}
+    model = chat_model(tmp_path / "m", tokenizer=tokenizer, template=template, settings=settings)
+    import transformers
+
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
+    ours = TextGenerator.load(tmp_path / "m")
+    talk = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}, TALK[1]]
+    ids = theirs.apply_chat_template(talk)["input_ids"]
+    assert ours.chat_ids(talk) == ids
+    end = theirs.convert_tokens_to_ids("</s>")
+    whole = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=40, eos_token_id=end)[0].tolist()
+    text, wanted = ours.chat(talk, tokens=40), theirs.decode(whole[len(ids) :], skip_special_tokens=True)
+    # Bytes of no character may come behind others, which have been given as characters by then.
+    assert text == wanted or ("\ufffd" in text and "\ufffd" in wanted)
+    prompt = theirs("the cat", add_special_tokens=False)["input_ids"]
+    whole = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20, eos_token_id=9999)[0].tolist()
+    text = theirs.decode(whole)
+    if "\ufffd" not in text:
+        assert "the cat" + ours.generate("the cat", tokens=20) == text
+
+
+def test_special_tokens_beyond_the_ids_of_the_model_are_refused_where_they_are_used(tmp_path):
+    chat_model(tmp_path / "m")
+    content = json.loads((tmp_path / "m" / "tokenizer.json").read_text())
+    picture = {**content["added_tokens"][-1], "id": TextGenerator.load(tmp_path / "m").vocabulary, "content": "<image>"}
+    content["added_tokens"].append(picture)
+    (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(content))
+    ours = TextGenerator.load(tmp_path / "m")
+    assert ours.chat(TALK, tokens=3) is not None
+    with pytest.raises(DataError, match=f"id {picture['id']}; accepted are ids below"):
+        ours.chat([{"role": "user", "content": "<image>"}])

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from octavo.data import BytePairTokenizer
+from octavo.data.foreign_tokenizer import load_tokenizer
 
 from helpers.chat_templates import CHATML
 
@@ -22,7 +23,7 @@ def chat_model(path, *, positions=400, template=CHATML, tokenizer=None, generati
         tokenizer.save(str(path / "tokenizer.json"))
     ids = {token["content"]: token["id"] for token in json.loads((path / "tokenizer.json").read_text())["added_tokens"]}
     config = transformers.LlamaConfig(
-        vocab_size=max(ids.values()) + 1, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=load_tokenizer(path).size, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, intermediate_size=96, max_position_embeddings=positions, initializer_range=0.3,
         bos_token_id=None, eos_token_id=ids.get("<|endoftext|>"),
     )  # fmt: skip
