@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::engine::run;
+use crate::format::Format;
 
 /// A loaded language model.
 #[pyclass(frozen, module = "octavo._core", name = "_Decoder")]
@@ -30,14 +31,19 @@ impl Decoder {
     fn positions(&self) -> Option<usize> {
         self.0.positions()
     }
-    /// Bytes of weights that a step reads, and bytes of the cache a position.
+    /// Bytes of weights that a step reads.
     #[getter]
-    fn nbytes(&self) -> (usize, usize) {
-        (self.0.nbytes(), self.0.position_nbytes())
+    fn nbytes(&self) -> usize {
+        self.0.nbytes()
     }
-    /// Scores of the token after each of ids, little-endian float32 as bytes.
-    fn scores<'py>(&self, py: Python<'py>, ids: Vec<u32>) -> PyResult<Bound<'py, PyBytes>> {
-        let scores = run(py, || self.0.all_scores(&ids))?;
+    /// Bytes of the cache a position, in a format or in float32.
+    fn position_nbytes(&self, py: Python<'_>, format: Option<Format>) -> PyResult<usize> {
+        run(py, || self.0.position_nbytes(format.map(|format| format.0)))
+    }
+    /// Scores of the token after each of ids, little-endian float32 as bytes; keys and values in a format or in float32.
+    #[pyo3(signature = (ids, format=None))]
+    fn scores<'py>(&self, py: Python<'py>, ids: Vec<u32>, format: Option<Format>) -> PyResult<Bound<'py, PyBytes>> {
+        let scores = run(py, || self.0.all_scores(&ids, format.map(|format| format.0)))?;
         PyBytes::new_with(py, scores.len() * size_of::<f32>(), |bytes| {
             for (to, value) in bytes.as_chunks_mut().0.iter_mut().zip(&scores) {
                 *to = value.to_le_bytes();
@@ -53,8 +59,10 @@ pub(crate) struct Generation(Texts);
 
 #[pymethods]
 impl Generation {
-    /// Begins with prompts; temperature, top_k, top_p and seed say how tokens are chosen.
+    /// Begins with prompts; temperature, top_k, top_p and seed say how tokens are chosen, a format how keys and values are
+    /// kept.
     #[new]
+    #[pyo3(signature = (decoder, prompts, sampling, keeps, pages, format=None))]
     fn new(
         py: Python<'_>,
         decoder: &Decoder,
@@ -62,11 +70,12 @@ impl Generation {
         sampling: (f32, usize, f32, u64),
         keeps: bool,
         pages: usize,
+        format: Option<Format>,
     ) -> PyResult<Self> {
         let decoder = Arc::clone(&decoder.0);
         let (temperature, top_k, top_p, seed) = sampling;
         let sampling = Sampling { temperature, top_k, top_p, seed };
-        run(py, || Texts::new(decoder, prompts, sampling, keeps, pages).map(Self))
+        run(py, || Texts::new(decoder, prompts, sampling, keeps, pages, format.map(|format| format.0)).map(Self))
     }
     /// Computes some positions of the prompts; how many are left.
     fn feed(&mut self, py: Python<'_>) -> PyResult<usize> {
@@ -75,6 +84,10 @@ impl Generation {
     /// The next token of every text; None for those that have ended.
     fn advance(&mut self, py: Python<'_>) -> PyResult<Vec<Option<u32>>> {
         run(py, || self.0.advance())
+    }
+    /// Gives a text other ids; what is the same so far stays in the cache.
+    fn replace(&mut self, py: Python<'_>, text: usize, ids: Vec<u32>) -> PyResult<()> {
+        run(py, || self.0.replace(text, ids))
     }
     /// Ends a text.
     fn end(&mut self, py: Python<'_>, text: usize) -> PyResult<()> {

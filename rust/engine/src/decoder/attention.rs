@@ -100,19 +100,19 @@ mod tests {
         let row = |seed: usize, width: usize| (0..width).map(|i| noise(seed * 977 + i)).collect::<Vec<f32>>();
         let (keys, values): (Vec<_>, Vec<_>) =
             (0..150).map(|at| (row(at, kept * size), row(at + 999, kept * size))).unzip();
-        let mut cache = Cache::new([(1, 8), (kept, size)].into_iter(), 8);
+        let mut cache = Cache::new([(1, 8), (kept, size)].into_iter(), 8, None).unwrap();
         let (mut other, mut pages) = (Pages::default(), Pages::default());
         for at in 0..keys.len() {
             cache.grow(&mut other, 1).unwrap();
             cache.grow(&mut pages, 1).unwrap();
-            cache.write(&pages, 1, at, &keys[at], &values[at]);
+            cache.write(&pages, 1, at, &keys[at], &values[at]).unwrap();
             other.length += 1;
             pages.length += 1;
         }
         let query = row(5, heads * size);
         for (first, end) in [(0, 1), (0, 63), (0, 64), (0, 65), (3, 130), (64, 128), (70, 150)] {
-            let held = cache.of(&pages);
-            let layer = cache.layer(1);
+            let cached = cache.of(&[&pages], 1, &[(first, end)]).unwrap();
+            let (held, layer) = (cached.of(0), cached.slice);
             let one =
                 Query { query: &query, share: heads / kept, scale: 0.3, cap: None, pages: &held, layer, first, end };
             for head in 0..heads {

@@ -2,14 +2,14 @@
 
 use super::names::{ExpertNames, Names};
 use super::plan::{ExpertsPlan, FeedPlan, Gate};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::functions::{Loops, at_level, softmax};
 use crate::layers::{Activation, Demand, Dense, Source, activate};
 
-/// The feed-forward network of a block.
-pub(super) enum Feed {
-    Dense(Layers),
-    Experts { router: Dense, experts: Vec<Layers>, plan: ExpertsPlan },
+/// The feed-forward network of a block, or several with what chooses among them.
+pub(super) struct Feed {
+    networks: Vec<Layers>,
+    choice: Option<(Dense, ExpertsPlan)>,
 }
 
 /// The layers of one network.
@@ -34,13 +34,14 @@ impl Feed {
             source.dense(&at(name), demand)
         };
         let rows = if plan.gate == Gate::Together { 2 * plan.inner } else { plan.inner };
-        Ok(Self::Dense(Layers {
+        let layers = Layers {
             activation: plan.activation,
             gate: (plan.gate == Gate::Apart).then(|| dense(names.gate, width, plan.inner)).transpose()?,
             up: dense(names.up, width, rows)?,
             is_together: plan.gate == Gate::Together,
             down: dense(names.down, plan.inner, width)?,
-        }))
+        };
+        Ok(Self { networks: vec![layers], choice: None })
     }
 
     /// Experts have both projections in one layer each, in one tensor of all, or layers of their own.
@@ -86,33 +87,29 @@ impl Feed {
             };
             layers.push(Layers { activation: plan.activation, gate, up, is_together, down });
         }
-        Ok(Self::Experts { router, experts: layers, plan: experts })
+        Ok(Self { networks: layers, choice: Some((router, experts)) })
     }
 
     /// What the network gives for rows, `[rows, width]`.
     pub(super) fn apply(&self, x: &[f32]) -> Result<Vec<f32>> {
-        match self {
-            Self::Dense(layers) => layers.apply(x),
-            Self::Experts { router, experts, plan } => mixed(x, router, experts, *plan),
+        match (&self.choice, self.networks.as_slice()) {
+            (None, [layers]) => layers.apply(x),
+            (None, _) => Err(Error::Internal("several networks and no choice".to_owned())),
+            (Some((router, plan)), experts) => mixed(x, router, experts, *plan),
         }
     }
 
     /// All layers.
-    pub(super) fn layers(&self) -> Vec<&Dense> {
-        match self {
-            Self::Dense(layers) => layers.all().collect(),
-            Self::Experts { router, experts, .. } => experts.iter().flat_map(Layers::all).chain([router]).collect(),
-        }
+    pub(super) fn layers(&self) -> impl Iterator<Item = &Dense> {
+        self.networks.iter().flat_map(Layers::all).chain(self.choice.iter().map(|(router, _)| router))
     }
 
     /// Bytes of the weights that a step reads: of experts, those that a token chooses.
     pub(super) fn nbytes(&self) -> usize {
-        match self {
-            Self::Dense(layers) => layers.nbytes(),
-            Self::Experts { router, experts, plan } => {
-                let all: usize = experts.iter().map(Layers::nbytes).sum();
-                router.nbytes() + all / plan.count * plan.chosen
-            }
+        let all: usize = self.networks.iter().map(Layers::nbytes).sum();
+        match &self.choice {
+            None => all,
+            Some((router, plan)) => router.nbytes() + all / plan.count * plan.chosen,
         }
     }
 }

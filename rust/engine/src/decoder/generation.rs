@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use octavo_core::Format;
+
 use super::Decoder;
 use super::cache::{Cache, PAGE, Pages};
 use super::run::Place;
@@ -34,7 +36,7 @@ pub struct Generation {
 
 impl Generation {
     /// Begins with prompts of one id each or more. `keeps`: keys and values are kept in the cache, of `pages` pages of 64
-    /// positions at most.
+    /// positions at most, in `format`; none: float32.
     ///
     /// # Errors
     /// [`octavo_core::Error::Setting`] for a sampling outside its ranges; [`octavo_core::Error::Container`] for an empty
@@ -45,6 +47,7 @@ impl Generation {
         sampling: Sampling,
         keeps: bool,
         pages: usize,
+        format: Option<Format>,
     ) -> Result<Self> {
         sampling.check()?;
         for (number, prompt) in prompts.iter().enumerate() {
@@ -57,7 +60,7 @@ impl Generation {
             ended: false,
             is_long: false,
         });
-        let cache = decoder.cache(pages);
+        let cache = decoder.cache(pages, format)?;
         Ok(Self { sampling, texts: texts.collect(), cache, keeps, decoder })
     }
 
@@ -108,16 +111,38 @@ impl Generation {
         Ok(next)
     }
 
+    /// Gives a text other ids, one or more. Positions stay in the cache up to the first id that differs, so that a
+    /// conversation computes its new turns alone.
+    ///
+    /// # Errors
+    /// As [`Self::new`], and for a text that is not there or has ended.
+    pub fn replace(&mut self, number: usize, ids: Vec<u32>) -> Result<()> {
+        self.decoder.check(number, &ids)?;
+        let text = self.text(number)?;
+        if text.ended {
+            return Err(refuse(format!("text {number} has ended")));
+        }
+        let same = text.ids.iter().zip(&ids).take_while(|(before, now)| before == now).count();
+        // The last position is computed anew in any case: its scores choose the next token.
+        text.pages.length = text.pages.length.min(same).min(ids.len() - 1);
+        text.documents.truncate(text.pages.length);
+        text.ids = ids;
+        Ok(())
+    }
+
     /// Ends a text, whose pages serve the others.
     ///
     /// # Errors
     /// [`octavo_core::Error::Container`] for a text that is not there.
     pub fn end(&mut self, text: usize) -> Result<()> {
-        let count = self.texts.len();
-        let text = self.texts.get_mut(text).ok_or_else(|| refuse(format!("text {text} of {count}")))?;
-        text.ended = true;
-        self.cache.release(&mut text.pages);
+        self.text(text)?.ended = true;
+        self.cache.release(&mut self.texts[text].pages);
         Ok(())
+    }
+
+    fn text(&mut self, number: usize) -> Result<&mut Text> {
+        let count = self.texts.len();
+        self.texts.get_mut(number).ok_or_else(|| refuse(format!("text {number} of {count}")))
     }
 
     /// Pages of the cache that no text holds.
@@ -191,17 +216,27 @@ impl Decoder {
         }
     }
 
-    fn cache(&self, pages: usize) -> Cache {
-        Cache::new(self.plan.blocks.iter().map(|block| (block.kv_heads, block.size)), pages)
+    fn cache(&self, pages: usize, format: Option<Format>) -> Result<Cache> {
+        Cache::new(self.plan.blocks.iter().map(|block| (block.kv_heads, block.size)), pages, format)
     }
 
-    /// Scores of the token after each of `ids`, `[ids, vocabulary]`, before they are normalized.
+    /// Bytes of the cache that one position fills, and one step reads for each position that it sees. `format`: of keys and
+    /// values; none: float32.
+    ///
+    /// # Errors
+    /// [`octavo_core::Error::Setting`] for a format that positions of a head cannot have alone.
+    pub fn position_nbytes(&self, format: Option<Format>) -> Result<usize> {
+        Ok(self.cache(0, format)?.position_nbytes())
+    }
+
+    /// Scores of the token after each of `ids`, `[ids, vocabulary]`, before they are normalized. `format`: of keys and
+    /// values; none: float32.
     ///
     /// # Errors
     /// As [`Generation::new`] and [`Generation::feed`].
-    pub fn all_scores(&self, ids: &[u32]) -> Result<Vec<f32>> {
+    pub fn all_scores(&self, ids: &[u32], format: Option<Format>) -> Result<Vec<f32>> {
         self.check(0, ids)?;
-        let mut cache = self.cache(ids.len().div_ceil(PAGE));
+        let mut cache = self.cache(ids.len().div_ceil(PAGE), format)?;
         let mut pages = Pages::default();
         cache.grow(&mut pages, ids.len())?;
         let mut document = 0;

@@ -72,11 +72,6 @@ impl Decoder {
         self.network.nbytes()
     }
 
-    /// Bytes of the cache that one position fills, and one step reads for each position that it sees.
-    pub fn position_nbytes(&self) -> usize {
-        self.plan.blocks.iter().map(|block| 2 * block.kv_heads * block.size * size_of::<f32>()).sum()
-    }
-
     /// Scores of hidden states, `[rows, vocabulary]`.
     fn scores(&self, hidden: &[f32]) -> Result<Vec<f32>> {
         let mut scores = self.network.head.apply_rows_independently(hidden)?;

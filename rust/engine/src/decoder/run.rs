@@ -48,7 +48,7 @@ impl Decoder {
             block.turn(&mut queries, &mut keys, &turns);
             let held = block.plan.kv_heads * block.plan.size;
             for ((place, key), value) in places.iter().zip(keys.chunks_exact(held)).zip(values.chunks_exact(held)) {
-                cache.write(sequences[place.sequence], layer, place.position, key, value);
+                cache.write(sequences[place.sequence], layer, place.position, key, value)?;
             }
             let mixed = block.attend(&queries, places, sequences, cache, layer)?;
             let mut mixed = block.out.apply_rows_independently(&mixed)?;
@@ -150,16 +150,25 @@ impl Block {
     ) -> Result<Vec<f32>> {
         let plan = &self.plan;
         let (seen, size) = (plan.heads * plan.size, plan.size);
-        let pages: Vec<Vec<&[f32]>> = sequences.iter().map(|pages| cache.of(pages)).collect();
+        let first = |place: &Place| {
+            plan.window.map_or(0, |window| (place.position + 1).saturating_sub(window)).max(place.document)
+        };
+        // What the places of each sequence see together.
+        let mut ranges = vec![(usize::MAX, 0); sequences.len()];
+        for place in places {
+            let (start, end) = &mut ranges[place.sequence];
+            (*start, *end) = ((*start).min(first(place)), (*end).max(place.position + 1));
+        }
+        let cached = cache.of(sequences, layer, &ranges)?;
+        let pages: Vec<Vec<&[f32]>> = (0..sequences.len()).map(|sequence| cached.of(sequence)).collect();
         let mut out = vec![0.0; queries.len()];
         let query = |row: usize| {
             let place = places[row];
-            let end = place.position + 1;
-            let first = plan.window.map_or(0, |window| end.saturating_sub(window)).max(place.document);
+            let (first, end) = (first(&place), place.position + 1);
             let (query, pages) = (&queries[row * seen..][..seen], pages[place.sequence].as_slice());
             let share = plan.heads / plan.kv_heads;
             let (scale, cap) = (plan.scale, plan.score_cap);
-            Query { query, share, scale, cap, pages, layer: cache.layer(layer), first, end }
+            Query { query, share, scale, cap, pages, layer: cached.slice, first, end }
         };
         let work: usize = places.iter().map(|place| (place.position + 1) * seen * 2 * size_of::<f32>()).sum();
         let heads = out.chunks_exact_mut(size).enumerate().collect();
