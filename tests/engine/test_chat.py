@@ -5,7 +5,7 @@ import json
 import pytest
 from helpers.chat_models import SPECIAL, chat_model
 from helpers.chat_templates import TEMPLATES
-from octavo import DataError, DTypeError, RangeError, Sampling, SettingError, TextGenerator
+from octavo import ContainerError, DataError, DTypeError, RangeError, Sampling, SettingError, TextGenerator, _core
 from octavo.engine.conversation import Conversation
 
 TALK = [
@@ -205,3 +205,33 @@ def test_special_tokens_beyond_the_ids_of_the_model_are_refused_where_they_are_u
     assert ours.chat(TALK, tokens=3) is not None
     with pytest.raises(DataError, match=f"id {picture['id']}; accepted are ids below"):
         ours.chat([{"role": "user", "content": "<image>"}])
+
+
+@pytest.mark.parametrize("place", [0, 1, 63, 64, 65, 299, 300])
+def test_a_text_whose_ids_are_replaced_gives_the_tokens_of_a_new_one(folder, place):
+    core, how = TextGenerator.load(folder)._core, (1.0, 0, 1.0, 5)
+    first = [(7 * number) % 290 for number in range(300)]
+    other = [*first[:place], *((11 * number + 1) % 290 for number in range(40))]
+    texts = _core._Generation(core, [first], how, True, 7)
+    drawn = [texts.advance()[0] for _ in range(3)]
+    for ids in (other, [*first, *drawn, 5, 6], first, first[: place + 1]):
+        texts.replace(0, ids)
+        fresh = _core._Generation(core, [ids], how, True, 7)
+        assert [texts.advance()[0] for _ in range(5)] == [fresh.advance()[0] for _ in range(5)]
+    for wrong in ([], [100_000], list(range(100)) * 9):
+        with pytest.raises(ContainerError):
+            texts.replace(0, wrong)
+    with pytest.raises(ContainerError, match="text 1 of 1"):
+        texts.replace(1, [1])
+
+
+def test_a_question_costs_its_own_tokens_and_not_those_of_the_conversation(tmp_path):
+    chat_model(tmp_path / "m", positions=3000)
+    ours = TextGenerator.load(tmp_path / "m")
+    talk = Conversation(ours, tokens=10)
+    "".join(talk.ask("the cat sat on the mat. " * 100))
+    assert len(ours.chat_ids(talk.messages())) > 600
+    prompt, _ = talk._fitting("the dog")
+    talk._texts.replace(0, prompt)
+    assert talk._texts.feed() == 0  # a block of 256 positions has all that is new
+    assert ours._conversation(prompt, Sampling()).feed() > 256

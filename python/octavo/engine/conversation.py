@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from octavo import _core
 from octavo.engine.text_generator import CHAT_TOKENS, GREEDY, Sampling, TextGenerator
 from octavo.errors import DTypeError, OctavoError, RangeError, SettingError
 from octavo.storage.reading import shown
@@ -15,7 +16,8 @@ class Conversation:
     """The turns of one user and one model. Not for several threads at once.
 
     A turn that was interrupted stays, with the part of the answer that was said. Where the model has no positions for
-    all turns and an answer, the oldest ones are dropped; the system message stays.
+    all turns and an answer, the oldest ones are dropped; the system message stays. Keys and values of what was said are
+    kept in the cache: a question costs the tokens that are new, as far as the conversation begins as before.
 
     Args:
         generator: the model, with a chat template.
@@ -45,6 +47,7 @@ class Conversation:
             raise DTypeError(f"sampling is a {type(sampling).__name__}; accepted is an octavo.Sampling")
         if tokens is not None and (type(tokens) is not int or tokens < 1):
             raise SettingError(f"tokens is {shown(tokens)}; accepted is a whole number from 1")
+        self._texts: _core._Generation | None = None
         self.system = system
         self.turns: list[tuple[str, str]] = []
         self._generator, self._sampling, self._tokens, self._variables = generator, sampling, tokens, variables
@@ -65,6 +68,7 @@ class Conversation:
     def reset(self) -> None:
         """Forget all turns; the system message stays."""
         self.turns.clear()
+        self._texts = None
 
     def messages(self, question: str | None = None) -> list[dict[str, str]]:
         """Return the conversation as messages, with a further question of the user.
@@ -98,7 +102,11 @@ class Conversation:
             ContainerError: as :meth:`TextGenerator.answer_ids`.
         """
         prompt, tokens = self._fitting(question)
-        return self._said(question, self._generator.answer_ids(prompt, self._sampling, tokens=tokens))
+        if self._texts is None:
+            self._texts = self._generator._conversation(prompt, self._sampling)
+        else:
+            self._texts.replace(0, prompt)
+        return self._said(question, self._generator._answered(self._texts, tokens))
 
     def _said(self, question: str, ids: Iterator[int]) -> Iterator[str]:
         self.tokens, self.seconds, begin = 0, 0.0, time.perf_counter()
@@ -114,6 +122,7 @@ class Conversation:
                 answer += piece
                 yield piece
         except OctavoError:
+            self._texts = None  # of which nothing is certain now
             raise
         except BaseException:  # Ctrl-C, or the reader has enough
             self._end(question, answer, begin)

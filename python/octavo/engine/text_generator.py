@@ -157,12 +157,12 @@ class TextGenerator:
     @property
     def nbytes(self) -> int:
         """Bytes of weights that are read for each token."""
-        return self._core.nbytes[0]
+        return self._core.nbytes
 
     @property
     def position_nbytes(self) -> int:
         """Bytes of cache for each position: keys and values of all layers."""
-        return self._core.nbytes[1]
+        return self._core.position_nbytes(self._cache)
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -204,7 +204,7 @@ class TextGenerator:
         checked = self._checked([ids], None)[0]
         if self.positions is not None and len(checked) > self.positions:
             raise RangeError(f"{len(checked)} ids; the model has {self.positions} positions")
-        return np.frombuffer(self._core.scores(checked), np.dtype("<f4")).reshape(len(checked), self.vocabulary)
+        return np.frombuffer(self._core.scores(checked, self._cache), np.dtype("<f4")).reshape(len(checked), self.vocabulary)
 
     def generate_ids(
         self,
@@ -251,24 +251,26 @@ class TextGenerator:
         checked = self._checked(prompts, tokens)
         count = self._count(checked, tokens)
         ends = self._ends if stop is None else self._numbers(stop, "stop")
-        return self._continued(checked, sampling, count, set(ends), cache)
+        pages = sum(-(-(len(prompt) + count) // _PAGE) for prompt in checked)
+        return self._continued(self._begun(checked, sampling, pages, cache), len(checked), count, set(ends))
+
+    def _begun(self, prompts: list[list[int]], sampling: Sampling, pages: int, cache: bool) -> _core._Generation:
+        how = (float(sampling.temperature), sampling.top_k, float(sampling.top_p), sampling.seed)
+        return _core._Generation(self._core, prompts, how, cache, pages, self._cache)
 
     def _continued(
-        self, prompts: list[list[int]], sampling: Sampling, tokens: int, ends: set[int], cache: bool
+        self, texts: _core._Generation, live: int, tokens: int, ends: set[int]
     ) -> Iterator[list[int | None]]:
-        pages = sum(-(-(len(prompt) + tokens) // _PAGE) for prompt in prompts)
-        how = (float(sampling.temperature), sampling.top_k, float(sampling.top_p), sampling.seed)
-        texts = _core._Generation(self._core, prompts, how, cache, pages)
-        live = len(prompts)
         for _ in range(tokens):
             while texts.feed():
                 pass
             following = texts.advance()
             for number, token in enumerate(following):
                 if token in ends:
-                    texts.end(number)
                     following[number] = None
                     live -= 1
+                    if live:  # whom its pages serve; the last text may go on, as a conversation does
+                        texts.end(number)
             if not live:
                 return
             yield following
@@ -522,10 +524,11 @@ class TextGenerator:
             >>> generator.tokenizer.decode(list(generator.answer_ids(ids, tokens=3)))
             'def'
         """
+        if not isinstance(sampling, Sampling):
+            raise DTypeError(f"sampling is a {type(sampling).__name__}; accepted is an octavo.Sampling")
         checked, count = self._prepared(prompt, tokens)
-        special = set(self.tokenizer.special.values())
-        steps = self.generate_ids([checked], sampling, tokens=count, stop=self._answer_ends)
-        return (token for (token,) in steps if token is not None and token not in special)
+        texts = self._begun([checked], sampling, -(-(len(checked) + count) // _PAGE), True)
+        return self._answered(texts, count)
 
     def _prepared(self, prompt: Sequence[int], tokens: int | None) -> tuple[list[int], int]:
         """Return checked ids of a conversation, and the most tokens of the answer."""
@@ -533,6 +536,16 @@ class TextGenerator:
         if tokens is None and self.positions is not None:
             tokens = max(1, min(CHAT_TOKENS, self.positions - len(checked) + 1))
         return checked, self._count([checked], tokens or CHAT_TOKENS)
+
+    def _answered(self, texts: _core._Generation, tokens: int) -> Iterator[int]:
+        """Continue the one text of a generation to the end of an answer."""
+        special = set(self.tokenizer.special.values())
+        steps = self._continued(texts, 1, tokens, set(self._answer_ends))
+        return (token for (token,) in steps if token is not None and token not in special)
+
+    def _conversation(self, prompt: list[int], sampling: Sampling) -> _core._Generation:
+        """Begin a text that may grow to all positions of the model."""
+        return self._begun([prompt], sampling, -(-(self.positions or _MOST) // _PAGE), True)
 
     @cached_property
     def _template(self) -> ChatTemplate:

@@ -112,9 +112,9 @@ mod tests {
         let query = row(5, heads * size);
         for (first, end) in [(0, 1), (0, 63), (0, 64), (0, 65), (3, 130), (64, 128), (70, 150)] {
             let cached = cache.of(&[&pages], 1, &[(first, end)]).unwrap();
-            let (held, layer) = (cached.of(0), cached.slice);
+            let (some, layer) = (cached.of(0), cached.slice);
             let one =
-                Query { query: &query, share: heads / kept, scale: 0.3, cap: None, pages: &held, layer, first, end };
+                Query { query: &query, share: heads / kept, scale: 0.3, cap: None, pages: &some, layer, first, end };
             for head in 0..heads {
                 let part = &query[head * size..][..size];
                 let wanted = reference(part, &keys[first..end], &values[first..end], head / 2, 0.3);

@@ -389,13 +389,13 @@ mod tests {
             }
             for (layer, (heads, _)) in shapes.into_iter().enumerate() {
                 let wanted = plain.of(&[&one], layer, &[(0, count)]).unwrap();
-                let found = packed.of(&[&other], layer, &[(0, count)]).unwrap();
+                let read = packed.of(&[&other], layer, &[(0, count)]).unwrap();
                 for head in 0..heads {
-                    for (wanted_page, found_page) in wanted.of(0).into_iter().zip(found.of(0)) {
+                    for (wanted_page, found_page) in wanted.of(0).into_iter().zip(read.of(0)) {
                         let keys = wanted.slice.keys(wanted_page, head);
-                        assert_eq!(keys, found.slice.keys(found_page, head), "{text} {layer} {head}");
+                        assert_eq!(keys, read.slice.keys(found_page, head), "{text} {layer} {head}");
                         let values = wanted.slice.values(wanted_page, head);
-                        assert_eq!(values, found.slice.values(found_page, head), "{text} {layer} {head}");
+                        assert_eq!(values, read.slice.values(found_page, head), "{text} {layer} {head}");
                     }
                 }
                 // Pages before the first position that is needed are left out.

@@ -168,9 +168,9 @@ fn mixed(x: &[f32], router: &Dense, experts: &[Layers], plan: ExpertsPlan) -> Re
     let mut out = vec![0.0; x.len()];
     for (layers, rows) in experts.iter().zip(rows_of).filter(|(_, rows)| !rows.is_empty()) {
         let some: Vec<f32> = rows.iter().flat_map(|&(row, _)| &x[row * width..][..width]).copied().collect();
-        let given = layers.apply(&some)?;
-        for (&(row, share), given) in rows.iter().zip(given.chunks_exact(width)) {
-            out[row * width..][..width].iter_mut().zip(given).for_each(|(out, value)| *out += value * share);
+        let fed = layers.apply(&some)?;
+        for (&(row, share), fed) in rows.iter().zip(fed.chunks_exact(width)) {
+            out[row * width..][..width].iter_mut().zip(fed).for_each(|(out, value)| *out += value * share);
         }
     }
     Ok(out)

@@ -21,8 +21,8 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn refused(&self, field: &str, accepted: &str) -> crate::Error {
-        let given = self.of.get(field).map_or_else(|| "missing".to_owned(), |value| shown(&value.to_string()));
-        refuse(format!("{} is {given}; {accepted}", self.place(field)))
+        let value = self.of.get(field).map_or_else(|| "missing".to_owned(), |value| shown(&value.to_string()));
+        refuse(format!("{} is {value}; {accepted}", self.place(field)))
     }
 
     pub(super) fn get(&self, field: &str) -> Option<&'a Value> {
@@ -74,11 +74,11 @@ impl<'a> Fields<'a> {
     }
 
     /// Refuses another value than `wanted` of a field that may be left out.
-    pub(super) fn only(&self, field: &str, wanted: &Value, what: &str) -> Result<()> {
+    pub(super) fn only(&self, field: &str, wanted: &Value, runs: &str) -> Result<()> {
         match self.get(field) {
             None => Ok(()),
             Some(value) if value == wanted => Ok(()),
-            Some(_) => Err(self.refused(field, &format!("the native decoder runs {what}"))),
+            Some(_) => Err(self.refused(field, &format!("the native decoder runs {runs}"))),
         }
     }
 
@@ -96,11 +96,11 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Refuses a field that says something, where the native decoder runs `what`.
-    pub(super) fn absent(&self, field: &str, what: &str) -> Result<()> {
+    /// Refuses a field that says something, where the native decoder runs `runs`.
+    pub(super) fn absent(&self, field: &str, runs: &str) -> Result<()> {
         match self.get(field) {
             None => Ok(()),
-            Some(_) => Err(self.refused(field, &format!("the native decoder runs {what}"))),
+            Some(_) => Err(self.refused(field, &format!("the native decoder runs {runs}"))),
         }
     }
 

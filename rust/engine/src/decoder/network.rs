@@ -29,8 +29,8 @@ pub(super) struct Block {
 impl Block {
     fn load(source: &Source, names: &Names, plan: &Plan, block: &BlockPlan, number: usize) -> Result<Self> {
         let at = |name: &str| names.of_block(number, name);
-        let (seen, held) = (block.heads * block.size, block.kv_heads * block.size);
-        let widths: &[usize] = if names.projections.len() == 1 { &[seen + 2 * held] } else { &[seen, held, held] };
+        let (seen, keyed) = (block.heads * block.size, block.kv_heads * block.size);
+        let widths: &[usize] = if names.projections.len() == 1 { &[seen + 2 * keyed] } else { &[seen, keyed, keyed] };
         let demand = |inputs, outputs, biased| Demand { inputs, outputs, biased, transposed: names.transposed };
         let paths: Vec<String> = names.projections.iter().map(|name| at(name)).collect();
         let parts: Vec<_> = (paths.iter().zip(widths))

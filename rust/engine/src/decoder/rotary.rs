@@ -32,9 +32,9 @@ impl Rotary {
             }
             &Scaling::Yarn { factor, fast, slow, positions, truncate, attention } => {
                 let ramp = ramp(plan.turned, f64::from(base), [fast, slow], positions, truncate);
-                let of = |(pair, kept): (usize, f32)| {
+                let of = |(pair, own): (usize, f32)| {
                     let wave = power(base, pair, plan.turned);
-                    1.0 / (factor * wave) * (1.0 - kept) + 1.0 / wave * kept
+                    1.0 / (factor * wave) * (1.0 - own) + 1.0 / wave * own
                 };
                 (ramp.into_iter().enumerate().map(of).collect(), attention)
             }

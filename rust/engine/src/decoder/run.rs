@@ -46,8 +46,8 @@ impl Decoder {
             let read = normed.as_deref().unwrap_or(&x);
             let (mut queries, mut keys, values) = block.project(read)?;
             block.turn(&mut queries, &mut keys, &turns);
-            let held = block.plan.kv_heads * block.plan.size;
-            for ((place, key), value) in places.iter().zip(keys.chunks_exact(held)).zip(values.chunks_exact(held)) {
+            let keyed = block.plan.kv_heads * block.plan.size;
+            for ((place, key), value) in places.iter().zip(keys.chunks_exact(keyed)).zip(values.chunks_exact(keyed)) {
                 cache.write(sequences[place.sequence], layer, place.position, key, value)?;
             }
             let mixed = block.attend(&queries, places, sequences, cache, layer)?;
@@ -111,16 +111,16 @@ impl Block {
             ));
         }
         let (size, kv_heads) = (self.plan.size, self.plan.kv_heads);
-        let (seen, held) = (self.plan.heads * size, kv_heads * size);
+        let (seen, keyed) = (self.plan.heads * size, kv_heads * size);
         let (mut queries, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());
         // Stacked rows are one group.
         let groups = if self.plan.order == Order::Grouped { kv_heads } else { 1 };
-        let (seen, held) = (seen / groups, held / groups);
+        let (seen, keyed) = (seen / groups, keyed / groups);
         for projection in &self.projections {
-            for group in projection.apply_rows_independently(x)?.chunks_exact(seen + 2 * held) {
+            for group in projection.apply_rows_independently(x)?.chunks_exact(seen + 2 * keyed) {
                 queries.extend_from_slice(&group[..seen]);
-                keys.extend_from_slice(&group[seen..seen + held]);
-                values.extend_from_slice(&group[seen + held..]);
+                keys.extend_from_slice(&group[seen..seen + keyed]);
+                values.extend_from_slice(&group[seen + keyed..]);
             }
         }
         Ok((queries, keys, values))
