@@ -196,6 +196,7 @@ _late_binding.bind(
         "dumps": "octavo.tensors.container",
         "float_model": "octavo.model_folder.float_model",
         "float_kinds": "octavo.nn.registry",
+        "foreign_folder": "octavo.interchange.conversion:as_folder",
         "foreign_reader": "octavo.interchange.foreign_readers:reader_of",
         "kind_of": "octavo.nn.registry",
         "layers_in_reach": "octavo.nn.rewriting",

@@ -176,6 +176,32 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_transformers(tmp_path, na
     assert (torch.log_softmax(scores, -1) - log_probs(model, ids)).abs().max() < CLOSE
 
 
+# --- the cache --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["fp16", "mxint8", "int8:channel", "int4:g32"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "phi4", "qwen3 window"])
+def test_a_packed_cache_gives_the_same_tokens_however_texts_are_fed(tmp_path, name, form):
+    saved(tmp_path, name)
+    decoder = TextGenerator.load(tmp_path / "m", cache=form)
+    plain = TextGenerator.load(tmp_path / "m")
+    prompts = [ids_of(70), ids_of(3, 2), ids_of(129, 3)]
+    together = decoded(decoder, prompts, 20)
+    for prompt, row in zip(prompts, together, strict=True):
+        assert decoded(decoder, [prompt], 20) == [row] == decoded(decoder, [prompt], 20, cache=False)
+    assert decoder.position_nbytes < plain.position_nbytes
+    off = np.abs(decoder.scores(ids_of(90)) - plain.scores(ids_of(90))).max()
+    assert 0 < off < (0.02 if form == "fp16" else 20)
+
+
+def test_formats_that_no_cache_has_are_refused(tmp_path):
+    saved(tmp_path, "llama")
+    with pytest.raises(octavo.SettingError, match="cache is 'int8'; accepted are formats whose scales belong"):
+        TextGenerator.load(tmp_path / "m", cache="int8:tensor")
+    with pytest.raises(octavo.FormatError, match="did you mean"):
+        TextGenerator.load(tmp_path / "m", cache="mxint9x")
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 REFUSED = [

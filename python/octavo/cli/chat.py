@@ -27,6 +27,14 @@ SetOption = Annotated[
         help="A variable of the chat template, such as enable_thinking=false; may repeat.",
     ),
 ]
+CacheOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FORMAT",
+        help="Format of the cached keys and values, such as fp16 or mxint8.  [default: float32]",
+        show_default=False,
+    ),
+]
 _PROMPT = "> "
 _COMMANDS = """\
 /system TEXT   set the system message; without TEXT take it away
@@ -50,6 +58,7 @@ def run(
     top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens of so much probability.")] = 0.95,
     seed: Annotated[int, typer.Option(help="Of the draws; the same seed gives the same answers.")] = 0,
     variables: SetOption = None,
+    cache: CacheOption = None,
     json: JsonOption = False,
 ) -> None:
     """Talk to a chat model, without torch.
@@ -80,7 +89,7 @@ def run(
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     values = template_variables(variables)
-    talk = Conversation(TextGenerator.load(folder), system, sampling, tokens=tokens, variables=values)
+    talk = Conversation(TextGenerator.load(folder, cache=cache), system, sampling, tokens=tokens, variables=values)
     talk.check()
     if sys.stdin.isatty() and sys.stdout.isatty() and not json:
         _converse(talk)

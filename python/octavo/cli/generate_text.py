@@ -12,7 +12,7 @@ import typer
 from octavo.cli._app import JsonOption
 from octavo.cli._standard_input import standard_lines
 from octavo.cli._terminal_text import write_text
-from octavo.cli.chat import SetOption, template_variables
+from octavo.cli.chat import CacheOption, SetOption, template_variables
 from octavo.errors import OctavoError
 from octavo.storage.reading import read_json
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def run(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of a language model, packed or not.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A folder of a language model, packed or not, or a GGUF file.")
+    ],
     prompts: Annotated[
         list[str] | None,
         typer.Argument(
@@ -51,15 +53,17 @@ def run(
     ] = False,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="With --chat: the system message.")] = None,
     variables: SetOption = None,
+    cache: CacheOption = None,
     json: JsonOption = False,
 ) -> None:
     """Continue texts with a language model, without torch.
 
-    FOLDER is one of a GPT of Octavo, or of GPT-2 or Llama of transformers, packed by `octavo pack` or not. Packed
-    weights are multiplied as they are, so fewer bits are faster. Each prompt is printed with its continuation, as it
-    comes. A text ends with the model's end of text, before a --stop text, or after --tokens. Several prompts are
-    continued together; --json prints prompts, texts and the seconds that they took. Without a PROMPT, every line of
-    standard input is one; a text of several lines is given in quotes. On a terminal, no PROMPT begins a new document.
+    FOLDER is one of a GPT of Octavo, or of a language model of transformers (GPT-2, Llama, Mistral, Qwen, Gemma, Phi
+    and more), packed by `octavo pack` or not, or a GGUF file. Packed weights are multiplied as they are, so fewer
+    bits are faster. Each prompt is printed with its continuation, as it comes. A text ends with the model's end of
+    text, before a --stop text, or after --tokens. Several prompts are continued together; --json prints prompts, texts
+    and the seconds that they took. Without a PROMPT, every line of standard input is one; a text of several lines is
+    given in quotes. On a terminal, no PROMPT begins a new document.
 
     With --chat, the chat template of FOLDER makes a conversation of each PROMPT, and the answer alone is printed.
     `octavo chat FOLDER` goes on talking.
@@ -96,7 +100,7 @@ def run(
         return
     if steps:
         raise SettingError(f"--steps is {steps}; accepted is 0, for FOLDER is of no masked diffusion")
-    decoder = TextGenerator.load(folder)
+    decoder = TextGenerator.load(folder, cache=cache)
     if chat:
         values = template_variables(variables)
         _reply(decoder, texts, sampling, system, json=json, tokens=tokens, stop=stop, variables=values)

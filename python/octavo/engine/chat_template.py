@@ -47,7 +47,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, label: str, tokens: Mapping[str, str]) -> None:
         """Keep a template; nothing of it runs yet."""
-        self._source, self._label, self._tokens = source, label, dict(tokens)
+        self._source, self.label, self._tokens = source, label, dict(tokens)
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._finalizer: weakref.finalize[..., ChatTemplate] | None = None
@@ -123,9 +123,9 @@ class ChatTemplate:
         with self._lock:
             kind, text = self._asked(request)
         if kind == "refused":
-            raise DataError(f"{self._label}: the template refuses this conversation: {text}")
+            raise DataError(f"{self.label}: the template refuses this conversation: {text}")
         if kind != "text":
-            raise DataError(f"{self._label}: the template fails: {text}; replace it by one that renders messages")
+            raise DataError(f"{self.label}: the template fails: {text}; replace it by one that renders messages")
         return text
 
     def close(self) -> None:

@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from octavo.errors import ContainerError
+from octavo.errors import ContainerError, OctavoWarning
 from octavo.late_binding import late
 from octavo.model_folder.weight_files import PACKED_INDEX, held
 from octavo.storage.files import path_text
 
 
-def native_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a model folder with the weights of one model in one file.
+@contextmanager
+def native_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give the path of a model folder that the engine reads: of files and folders of other packages a temporary one.
 
-    Raises ContainerError for other folders, and for files and folders of other packages, with the line that writes
-    such a folder.
+    It is removed at the end, so that the engine loads meanwhile all that it needs. What the folder has not as the file
+    has it is warned of; the caller of the caller is named. Errors name ``path``. Raises ContainerError for folders with
+    the weights of several models and for packed weights in several files, and as the reader of the file does.
     """
-    folder = Path(path_text(path))
-    reader = late("foreign_reader")(folder)
-    if reader is not None:
-        raise ContainerError(
-            f"{folder}: {reader.kind}, and the native engine reads folders: octavo pack {folder} -o FOLDER writes one"
-        )
+    named = Path(path_text(path))
+    reader = late("foreign_reader")(named)
+    if reader is None:
+        yield _one_model(named)
+        return
+    with late("foreign_folder")(reader.open(named), packed=True) as (folder, notes):
+        for note in notes:
+            # Above this one are contextlib and the method that loads.
+            warnings.warn(f"{named}: {note}", OctavoWarning, stacklevel=4)
+        yield folder
+
+
+def _one_model(folder: Path) -> Path:
     names = held(folder)
     if len(names) > 1:
         raise ContainerError(f"{folder}: holds {' and '.join(names)}; keep the one that is meant")

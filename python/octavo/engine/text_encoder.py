@@ -48,13 +48,14 @@ class TextEncoder:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TextEncoder:
-        """Load a model folder of :func:`octavo.save_model`, ``octavo pack`` or transformers.
+        """Load a model folder of :func:`octavo.save_model`, ``octavo pack`` or transformers, or another package's file.
 
         It holds ``config.json`` of a ``bert`` model, ``tokenizer.json`` (WordPiece) and ``model.octavo.safetensors``,
         ``model.safetensors`` or shards with their index. Heads and neurons may have been taken out.
+        A GGUF file, and a folder that another package packed, are read through torch; what is decoded is warned of.
 
         Args:
-            path: the folder.
+            path: the folder or file.
 
         Returns:
             The encoder.
@@ -64,8 +65,9 @@ class TextEncoder:
                 weights of two models; names the file and the field, layer or tensor.
             OSError: as the system gives it.
         """
-        folder = native_folder(path)
-        return cls(_core._Encoder.load(folder), folder)
+        with native_folder(path) as folder:
+            core = _core._Encoder.load(folder)
+        return cls(core, Path(path))
 
     @property
     def width(self) -> int:

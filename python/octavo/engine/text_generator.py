@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,8 @@ from octavo.engine.native_folder import native_folder
 from octavo.engine.text_borders import borders, stop_texts, until
 from octavo.errors import DataError, DTypeError, RangeError, SettingError
 from octavo.storage.reading import shown
+from octavo.tensors.formats import Format
+from octavo.tensors.formats import core as core_format
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,9 +93,12 @@ class TextGenerator:
         tokenizer: its tokenizer; None takes and gives ids alone.
         begin: id that begins a document, for empty prompts.
         ends: ids that end a text.
+        cache: format of keys and values; default: float32.
 
     Raises:
         DTypeError: for another object than a loaded decoder.
+        FormatError: for an unknown format.
+        SettingError: for a format whose scales belong to more than a head.
 
     Example:
         >>> generator = octavo.TextGenerator.load("gpt-small")  # a toy model that knows the alphabet
@@ -107,28 +113,35 @@ class TextGenerator:
         tokenizer: TextTokenizer | None,
         begin: int | None,
         ends: tuple[int, ...],
+        cache: str | Format | None = None,
     ) -> None:
         """Wrap a loaded decoder; :meth:`load` makes one. Raises DTypeError for other objects."""
         if not isinstance(core, _core._Decoder):
             raise DTypeError(f"core is a {type(core).__name__}; use TextGenerator.load")
         self._core, self._path, self._tokenizer, self._begin, self._ends = core, path, tokenizer, begin, ends
+        self._cache = None if cache is None else core_format(str(cache))
+        self._core.position_nbytes(self._cache)  # refuses formats that no cache has
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> TextGenerator:
-        """Load a model folder of :func:`octavo.save_model`, ``octavo pack`` or transformers.
+    def load(cls, path: str | os.PathLike[str], *, cache: str | Format | None = None) -> TextGenerator:
+        """Load a model folder of Octavo or transformers, or a file or folder of another package.
 
-        It holds ``config.json`` of a GPT of :mod:`octavo.lab.language.gpt`, or of GPT-2 or Llama of transformers, the
-        weights, and ``tokenizer.json``, without which the generator takes ids alone. The core reads byte-level BPE;
-        any other is read by the package ``tokenizers``. Texts end with the end of text of ``config.json`` and
-        ``generation_config.json``.
+        It holds ``config.json`` of a GPT of :mod:`octavo.lab.language.gpt`, or of an architecture of transformers that
+        the manual's page on generating text lists, the weights, and ``tokenizer.json``, without which the generator
+        takes ids alone. The core reads byte-level BPE; any other is read by the package ``tokenizers``. Texts end with
+        the end of text of ``config.json`` and ``generation_config.json``. A GGUF file, and a folder that another
+        package packed, are read through torch; what is decoded is warned of.
 
         Args:
-            path: the folder.
+            path: the folder or file.
+            cache: format of keys and values, such as ``"fp16"`` or ``"mxint8"``; default: float32.
 
         Returns:
             The generator.
 
         Raises:
+            FormatError: for an unknown format.
+            SettingError: for a format whose scales belong to more than a head.
             ContainerError: for another architecture, techniques that only PyTorch runs, simulated layers that are not
                 packed, and a folder with the weights of two models; names the file and the field, layer or tensor.
             DataError: for a tokenizer of more ids than the model has, special tokens aside; and for one that neither
@@ -137,12 +150,15 @@ class TextGenerator:
         """
         from octavo.data.foreign_tokenizer import load_tokenizer
 
-        folder = native_folder(path)
-        core = _core._Decoder.load(folder)
-        tokenizer = load_tokenizer(folder)
-        if tokenizer is not None and (size := _without_special(tokenizer)) > core.vocabulary:
-            raise DataError(f"{folder}: a tokenizer of {size} ids; the model has {core.vocabulary}")
-        return cls(core, folder, tokenizer, *borders(folder, core.vocabulary))
+        with native_folder(path) as folder:
+            core = _core._Decoder.load(folder)
+            tokenizer = load_tokenizer(folder)
+            if tokenizer is not None and (size := _without_special(tokenizer)) > core.vocabulary:
+                raise DataError(f"{folder}: a tokenizer of {size} ids; the model has {core.vocabulary}")
+            begin, ends = borders(folder, core.vocabulary)
+            generator = cls(core, folder, tokenizer, begin, ends, cache)
+            generator._rename(Path(path))
+        return generator
 
     @property
     def vocabulary(self) -> int:
@@ -161,7 +177,7 @@ class TextGenerator:
 
     @property
     def position_nbytes(self) -> int:
-        """Bytes of cache for each position: keys and values of all layers."""
+        """Bytes of cache for each position: keys and values of all layers, in the format of the cache."""
         return self._core.position_nbytes(self._cache)
 
     @property
@@ -204,7 +220,9 @@ class TextGenerator:
         checked = self._checked([ids], None)[0]
         if self.positions is not None and len(checked) > self.positions:
             raise RangeError(f"{len(checked)} ids; the model has {self.positions} positions")
-        return np.frombuffer(self._core.scores(checked, self._cache), np.dtype("<f4")).reshape(len(checked), self.vocabulary)
+        return np.frombuffer(self._core.scores(checked, self._cache), np.dtype("<f4")).reshape(
+            len(checked), self.vocabulary
+        )
 
     def generate_ids(
         self,
@@ -546,6 +564,15 @@ class TextGenerator:
     def _conversation(self, prompt: list[int], sampling: Sampling) -> _core._Generation:
         """Begin a text that may grow to all positions of the model."""
         return self._begun([prompt], sampling, -(-(self.positions or _MOST) // _PAGE), True)
+
+    def _rename(self, path: Path) -> None:
+        """Call the model by a path: of a file, whose folder is temporary, what chats need of the folder is read now."""
+        if not path.is_dir():
+            with suppress(DataError):  # raised anew by a chat
+                self._template.label = f"{path}: chat template"
+            if self._tokenizer is not None:
+                self._answer_ends  # noqa: B018 # a cached property
+        self._path = path
 
     @cached_property
     def _template(self) -> ChatTemplate:
