@@ -11,8 +11,8 @@ pub(super) struct Names {
     pub(super) tokens: &'static str,
     pub(super) positions: &'static str,
     pub(super) final_norm: &'static str,
-    /// Without the prefix.
-    pub(super) head: &'static str,
+    /// Without the prefix: as the module is called, and as checkpoints do where they call it otherwise.
+    pub(super) heads: [&'static str; 2],
     pub(super) blocks: &'static str,
     /// Norms of what attention reads, and of what it gives.
     pub(super) attention_norms: [&'static str; 2],
@@ -66,7 +66,7 @@ impl Names {
         tokens: "embed_tokens",
         positions: "",
         final_norm: "norm",
-        head: "lm_head",
+        heads: ["lm_head", ""],
         blocks: "layers",
         attention_norms: ["input_layernorm", ""],
         projections: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],

@@ -105,10 +105,12 @@ impl Network {
         }
         let tokens = source.table(&names.part(names.tokens), plan.rows, plan.width)?;
         // Where transformers ties its head, that is a layer still, which may round its inputs or have formats of its own.
-        let has_head = source.has(&format!("{}.weight", names.head));
+        let [head, _] = names.heads;
+        let head = names.heads.into_iter().find(|name| source.has(&format!("{name}.weight"))).unwrap_or(head);
+        let has_head = source.has(&format!("{head}.weight"));
         let head = match plan.head.tied && !has_head {
             true => Source::dense_of(&tokens, plan.rows, plan.width),
-            false => source.dense(names.head, Demand::of(plan.width, plan.rows, plan.head.biased))?,
+            false => source.dense(head, Demand::of(plan.width, plan.rows, plan.head.biased))?,
         };
         let noise = plan.head.adds_noise.then(|| source.numbers(Names::NOISE, plan.vocabulary)).transpose()?;
         let positions = plan.positions.zip(plan.position_rows_before).map(|(rows, before)| rows + before);

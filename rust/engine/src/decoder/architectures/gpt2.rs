@@ -14,7 +14,7 @@ const NAMES: Names = Names {
     tokens: "wte",
     positions: "wpe",
     final_norm: "ln_f",
-    head: "lm_head",
+    heads: ["lm_head", ""],
     blocks: "h",
     attention_norms: ["ln_1", ""],
     projections: &["attn.c_attn"],

@@ -12,7 +12,7 @@ const NAMES: Names = Names {
     prefix: "gpt_neox.",
     tokens: "embed_in",
     final_norm: "final_layer_norm",
-    head: "embed_out",
+    heads: ["lm_head", "embed_out"],
     projections: &["attention.query_key_value"],
     out: "attention.dense",
     gate: "",

@@ -21,7 +21,7 @@ const NAMES: Names = Names {
     tokens: "embedding.table",
     positions: "",
     final_norm: "final_norm",
-    head: "head.project",
+    heads: ["head.project", ""],
     blocks: "blocks",
     attention_norms: ["mixer_norm", ""],
     projections: &["mixer.query", "mixer.key", "mixer.value"],
