@@ -13,16 +13,18 @@ def folder_of(model: str, *, packed: bool) -> Iterator[str]:
     ``packed``: leave packed what a format holds, else decode everything. Raises as
     :meth:`octavo.interchange.conversion.Conversion.write`.
     """
+    from octavo.compress.by_name import resolved
     from octavo.display.console import console
     from octavo.display.progress import progress
     from octavo.interchange.conversion import as_folder
     from octavo.interchange.foreign_readers import reader_of
 
-    reader = reader_of(model)
+    path = resolved(model)
+    reader = reader_of(path)
     if reader is None:
         yield model
         return
-    with as_folder(reader.open(model), packed=packed, bar=progress) as (folder, notes):
+    with as_folder(reader.open(path), packed=packed, bar=progress) as (folder, notes):
         for note in notes:
             console(stderr=True).print(f"{model}: {note}")
         yield str(folder)

@@ -84,12 +84,14 @@ def run(
       octavo chat model --set enable_thinking=false
       octavo chat model --json < questions.txt
     """
+    from octavo.compress.by_name import resolved
     from octavo.engine.conversation import Conversation
     from octavo.engine.text_generator import Sampling, TextGenerator
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     values = template_variables(variables)
-    talk = Conversation(TextGenerator.load(folder, cache=cache), system, sampling, tokens=tokens, variables=values)
+    generator = TextGenerator.load(resolved(folder), cache=cache)
+    talk = Conversation(generator, system, sampling, tokens=tokens, variables=values)
     talk.check()
     if sys.stdin.isatty() and sys.stdout.isatty() and not json:
         _converse(talk)

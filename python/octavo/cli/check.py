@@ -55,6 +55,7 @@ def run(
       octavo check llama-awq/ --html findings.html
       octavo check --rules
     """
+    from octavo.compress.by_name import resolved
     from octavo.display.console import console, print_json, print_table
     from octavo.display.numbers import size
     from octavo.display.progress import progress
@@ -73,6 +74,7 @@ def run(
         return
     if path is None:
         raise typer.BadParameter("give a FILE or folder, or --rules")
+    path = resolved(path)
     if fix is not None:
         check_output(path, fix, is_folder=path.is_dir(), overwrite=force)
     with progress("checking", _nbytes(path) * (1 if base is None else 2)) as done:

@@ -40,6 +40,7 @@ def run(
       octavo embed small "a cat on a sofa" "a kitten on a couch" "tax law"
       octavo embed small -o vectors.npy < lines.txt
     """
+    from octavo.compress.by_name import resolved
     from octavo.display.console import console, print_json, print_table, table
     from octavo.engine.text_encoder import TextEncoder
     from octavo.errors import DataError
@@ -52,7 +53,7 @@ def run(
         raise DataError(
             f"{len(lines)} texts; a table shows up to {MOST_SHOWN}: give -o FILE.npy or --json for their vectors"
         )
-    encoder = TextEncoder.load(folder)
+    encoder = TextEncoder.load(resolved(folder))
     with ExitStack() as stack:
         file = None if out is None else stack.enter_context(whole(out))  # before the work: it may be refused
         vectors = encoder.embed(lines, limit=limit)

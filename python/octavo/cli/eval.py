@@ -26,7 +26,7 @@ def run(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="polynomials, minilm, the folder of a model, packed or not, or a GGUF file."
+            metavar="MODEL", help="polynomials, minilm, smollm2, the folder of a model, packed or not, or a GGUF file."
         ),
     ],
     data: Annotated[

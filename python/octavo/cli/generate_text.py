@@ -80,10 +80,12 @@ def run(
       octavo generate small --chat "Why is the sky blue?" --system "You answer in one sentence."
       octavo generate small < prompts.txt
     """
+    from octavo.compress.by_name import resolved
     from octavo.display.console import print_json
     from octavo.engine.text_generator import Sampling, TextGenerator
     from octavo.errors import SettingError
 
+    folder = resolved(folder)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     if special not in ("allow", "refuse", "split"):
         raise SettingError(f"--special is {special!r}; accepted are allow, refuse and split")

@@ -31,6 +31,7 @@ def run(
       octavo inspect small.safetensors
       octavo inspect octavo-minilm --json
     """
+    from octavo.compress.by_name import resolved
     from octavo.display.console import console, print_json, print_table
     from octavo.display.numbers import size
     from octavo.interchange.foreign_readers import reader_of
@@ -38,6 +39,7 @@ def run(
     from octavo.model_folder.weight_files import Checkpoint
     from octavo.model_folder.weight_tables import entry_dict, entry_table
 
+    path = resolved(path)
     source = Checkpoint.open(path)
     reader = reader_of(path)
     if reader is not None:

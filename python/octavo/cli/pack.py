@@ -93,8 +93,10 @@ def run(
       octavo pack pruned/ -o small/ --recipe int8:g32 --sparse
       octavo pack smollm2/ -o small/ --untie --recipe 'int4:g32; lm_head=int8:g32'
     """
+    from octavo.compress.by_name import resolved
     from octavo.interchange.foreign_readers import reader_of
 
+    path = resolved(path)
     rules = None if recipe is None else read_recipe(recipe)
     reader = reader_of(path)
     if reader is not None and rules is None:
