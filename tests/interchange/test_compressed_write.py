@@ -404,7 +404,7 @@ def test_experts_come_back_with_the_same_tensors(tmp_path, form):
     with pytest.raises(ModelError, match="has parameters that are layers in the file"):
         convert(tmp_path / "own", tmp_path / "new", KIND)
     with pytest.raises(ModelError, match="has parameters that are layers in the file"):
-        convert(tmp_path / "ct", tmp_path / "x.gguf", "gguf")
+        convert(tmp_path / "own", tmp_path / "x.onnx", "onnx-matmulnbits")
 
 
 def nodes(value):

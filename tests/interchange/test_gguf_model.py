@@ -185,11 +185,12 @@ def changed(key, kind, content):
 @pytest.mark.parametrize(
     ("key", "kind", "content", "told"),
     [
-        ("general.architecture", "str", "rwkv", "general.architecture is 'rwkv'; models are read of llama, gpt2, bert"),
+        ("general.architecture", "str", "rwkv", "general.architecture is 'rwkv'; models are read of llama, smollm3"),
         ("general.architecture", "u32", 3, "general.architecture is 3"),
         ("split.count", "u16", 3, "one of 3 files of a model"),
-        ("llama.expert_count", "u32", 8, "llama.expert_count is 8; accepted is files without it"),
-        ("llama.rope.scaling.type", "str", "yarn", "llama.rope.scaling.type is 'yarn'"),
+        ("llama.expert_count", "u32", 8, "llama.expert_used_count is missing; accepted is a whole number"),
+        ("llama.rope.scaling.type", "str", "yarn", "llama.rope.scaling.factor is missing; accepted is a finite number above 0"),
+        ("llama.rope.scaling.type", "str", "su", "llama.rope.scaling.type is 'su'; accepted is 'none', 'linear' or 'yarn'"),
         ("llama.rope.dimension_count", "u32", 8, "llama.rope.dimension_count is 8"),
         ("llama.block_count", "str", "2", "llama.block_count is '2'; accepted is a whole number from 0"),
         ("llama.block_count", "u32", 3, "no tensor for model.layers.2."),
@@ -242,6 +243,6 @@ def test_the_file_of_a_real_model_has_the_weights_of_gguf_py():
     subject, mine = GgufModel.open(path), values(model)
     for name, place in subject.places.items():
         value = torch.tensor(peer.quants.dequantize(theirs[name].data, theirs[name].tensor_type))
-        if place.heads:
-            value = value.view(place.heads, -1, 2, value.shape[1]).transpose(1, 2).reshape(value.shape)
+        if place.row_rule is not None:
+            value = value.view(place.row_rule.heads, -1, 2, value.shape[1]).transpose(1, 2).reshape(value.shape)
         assert torch.equal(mine[place.name], value), name

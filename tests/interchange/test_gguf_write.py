@@ -379,8 +379,8 @@ def test_formats_are_refused_before_anything_is_packed(tmp_path, monkeypatch):
         (lambda: llama(hidden_act="gelu"), "hidden_act of the configuration is 'gelu'; GGUF files hold 'silu'"),
         (lambda: gpt2(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx of the configuration is True"),
         (lambda: bert(hidden_act="relu"), "hidden_act of the configuration is 'relu'"),
-        (lambda: llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}), "rope_type of the configuration is 'linear'"),
-        (lambda: transformer("MistralForCausalLM", width=64, heads=4, inner=96), "a MistralForCausalLM; GGUF files are written of LlamaForCausalLM, GPT2LMHeadModel, BertModel"),
+        (lambda: llama(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "rope_type of the configuration is 'dynamic'"),
+        (lambda: transformer("OPTForCausalLM", heads=4, ffn_dim=96), "a OPTForCausalLM; GGUF files are written of LlamaForCausalLM, MistralForCausalLM"),
         (lambda: transformer("BertForMaskedLM", width=64, heads=4, inner=96), "a BertForMaskedLM; GGUF files"),
     ],
 )  # fmt: skip

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,10 @@ from octavo.interchange.conversion_report import WrittenTensor, progress_of
 from octavo.interchange.ggml_carry import CARRIERS, PLAIN
 from octavo.interchange.ggml_pack import blocks_of, check_format, float_bytes, holds, smallest_float, type_for
 from octavo.interchange.ggml_types import GgmlType
+from octavo.interchange.gguf_architecture import Architecture
 from octavo.interchange.gguf_config import Config
 from octavo.interchange.gguf_metadata import TYPE_OF, FormerFile
-from octavo.interchange.gguf_names import Architecture, FilePlace, architecture_of_class, file_place_of, keys_of
+from octavo.interchange.gguf_names import FileNames, FilePlace, architecture_of_class
 from octavo.interchange.gguf_tensors import FACTOR, WEIGHT
 from octavo.interchange.gguf_writer import FileTensor
 from octavo.interchange.model_source import ModelSource
@@ -45,32 +47,35 @@ _FLOAT_ALWAYS = ("token_types.weight", "position_embd.weight")
 class PlannedTensor:
     """A tensor of a model, and what it is in the file.
 
-    ``values``: as the model has it. ``row``: of the report.
+    ``values``: as the model has it; of tensors that transformers joins, made when they are written. ``row``: of the
+    report. ``behind``: matrices of the same type that follow it in the file's tensor.
     """
 
     place: FilePlace
-    values: Tensor | PackedTensor
+    values: Placed
     type: GgmlType
     row: WrittenTensor
+    behind: Sequence[PlannedTensor] = field(default=(), repr=False)
 
 
 def check_plan(path: Path, decode: bool, model: str, plan: Sequence[TensorReport], config: Mapping[str, Any]) -> None:
     """Refuse a recipe that gives tensors formats which no type holds. Raises FormatError, ModelError."""
-    architecture = architecture_of_class(str(path), model)[1]
     fields = Config(str(path), config)
-    keys_of(architecture, fields)
+    architecture = architecture_of_class(str(path), model, fields)
+    names = FileNames.of(architecture, fields)
     wrong: list[tuple[str, str, str]] = []
     for report in plan:
         if report.format is None or report.format in _NATIVE or _is_pooler(report.name, architecture):
             continue
-        place = file_place_of(report.name, architecture, fields)
-        columns = report.shape[0] if place.turned else report.shape[-1]
-        try:
-            if place.name not in _FLOAT_ALWAYS:
-                _refuse_level(Format(report.format), place, None)
-                check_format(Format(report.format), columns)
-        except NoTypeError as error:
-            wrong.append((report.name, report.format, str(error)))
+        for place in names.places(report.name):
+            columns = report.shape[0] if place.turned else report.shape[-1]
+            try:
+                if place.name not in _FLOAT_ALWAYS:
+                    _refuse_moved(place)
+                    _refuse_level(Format(report.format), place, None)
+                    check_format(Format(report.format), columns)
+            except NoTypeError as error:
+                wrong.append((report.name, report.format, str(error)))
     if wrong and not decode:
         raise _refused(wrong)
 
@@ -104,19 +109,70 @@ def plan_tensors(
     left_out = [name for name in source.tensors if _is_pooler(name, architecture)]
     tensors = {name: tensor for name, tensor in source.tensors.items() if name not in left_out}
     names = _table_first(tensors, ties, architecture)
-    places = {name: file_place_of(names[name], architecture, config) for name in tensors}
+    file_names = FileNames.of(architecture, config)
+    places = {name: file_names.places(names[name]) for name in tensors}
     total = sum(tensor.nbytes for tensor in tensors.values())
     with progress_of(bar, "looking", total) as done:
         for name, tensor in tensors.items():
             try:
-                planned.append(_planned_one(source, name, tensor, places[name], former, decode))
+                for place, part in _matrices(places[name], tensor):
+                    planned.append(_planned_one(source, name, part, place, former, decode))
             except NoTypeError as error:
                 label = str(tensor.format if isinstance(tensor, PackedTensor) else tensor.dtype)
                 wrong.append((name, label.removeprefix("torch."), str(error)))
             done(name, tensor.nbytes)
     if wrong:
         raise _refused(wrong)
-    return sorted(planned, key=lambda one: one.place.order), left_out
+    return sorted(_stacked(planned), key=lambda one: one.place.order), left_out
+
+
+def _matrices(places: Sequence[FilePlace], tensor: Placed) -> Iterator[tuple[FilePlace, Placed]]:
+    """Yield the tensors of the file, or matrices of them, that a tensor of the model is."""
+    for place in places:
+        if not place.is_stack or place.number is not None:
+            yield place, tensor
+            continue
+        if isinstance(tensor, PackedTensor):
+            raise NoTypeError("packed as one tensor of all experts")
+        parts: Sequence[Placed] | None = tensor.parts() if isinstance(tensor, MergedTensor) else list(tensor)
+        if parts is None:
+            raise NoTypeError("made of several tensors, which no architecture of GGUF has")
+        for number, part in enumerate(parts):
+            yield replace(place, number=number), part
+
+
+def _stacked(planned: Sequence[PlannedTensor]) -> list[PlannedTensor]:
+    """Return the tensors of the file: matrices of one tensor in the order of their numbers, the first with the others.
+
+    Raises FormatError for matrices of several types, and numbers that are missing.
+    """
+    stacks: dict[str, list[PlannedTensor]] = {}
+    whole: list[PlannedTensor] = []
+    for one in planned:
+        if one.place.is_stack:
+            stacks.setdefault(one.place.name, []).append(one)
+        else:
+            whole.append(one)
+    for name, parts in stacks.items():
+        parts.sort(key=lambda one: one.place.number or 0)
+        first, rows = parts[0], [one.row for one in parts]
+        if [one.place.number for one in parts] != list(range(len(parts))):
+            raise FormatError(f"{name}: experts are missing; there are numbers {[one.place.number for one in parts]}")
+        other = next((one for one in parts if one.type != first.type or one.row.shape != first.row.shape), None)
+        if other is not None:
+            raise FormatError(
+                f"{other.row.source}: {other.type.name} of shape {list(other.row.shape)}, and {first.row.source} is "
+                f"{first.type.name} of shape {list(first.row.shape)}; a GGUF file has one tensor of all experts, so "
+                "they need one format"
+            )
+        row = replace(
+            first.row,
+            shape=(len(parts), *first.row.shape),
+            nbytes=sum(one.nbytes for one in rows),
+            exact=all(one.exact for one in rows),
+        )
+        whole.append(replace(first, row=row, behind=parts))
+    return whole
 
 
 def _table_first(tensors: Iterable[str], ties: Mapping[str, str], architecture: Architecture) -> dict[str, str]:
@@ -138,11 +194,18 @@ def _planned_one(
 ) -> PlannedTensor:
     """Return a tensor with its type. Raises NoTypeError where none holds it."""
     wanted = None if former is None else former.types.get(place.name)
-    if isinstance(tensor, MergedTensor):
+    if isinstance(tensor, MergedTensor) and not place.is_stack:
         raise NoTypeError("made of several tensors, which no architecture of GGUF has")
+    if place.half is not None and not isinstance(tensor, MergedTensor):
+        tensor = (
+            _packed_half(tensor, place.half)
+            if isinstance(tensor, PackedTensor)
+            else tensor[_half(len(tensor), place.half)]
+        )
     if not isinstance(tensor, PackedTensor):
         return _plain(source, name, tensor, place, wanted)
     origin = str(tensor.format)
+    _refuse_moved(place)
     if origin not in (carrier.format for carrier in CARRIERS.get(wanted or "", ())):
         wanted = None  # it was packed anew
     is_matrix = name.rpartition(".")[0] in source.layers
@@ -168,6 +231,27 @@ def _planned_one(
     return replace(planned, row=replace(planned.row, note=f"decoded: {reason}"))
 
 
+def _half(rows: int, half: int) -> slice:
+    """Return the first or the second half of rows."""
+    return slice(half * (rows // 2), (half + 1) * (rows // 2))
+
+
+def _packed_half(tensor: PackedTensor, half: int) -> PackedTensor:
+    chosen = _half(len(tensor), half)
+    has_rows = tensor.format.granularity not in ("none", "tensor")
+    scales = tensor.scales[chosen] if has_rows else tensor.scales
+    zeros = tensor.zeros[chosen] if tensor.format.core.has_zeros else tensor.zeros
+    return PackedTensor(
+        tensor.format, tensor.codes[chosen], scales, zeros, tensor.levels,
+        shape=(len(tensor) // 2, *tensor.shape[1:]), dtype=tensor.dtype,
+    )  # fmt: skip
+
+
+def _refuse_moved(place: FilePlace) -> None:
+    if place.added:
+        raise NoTypeError(f"a GGUF file has its values plus {place.added:g}")
+
+
 def _refuse_level(fmt: Format, place: FilePlace, wanted: str | None) -> None:
     """Refuse a factor of a tensor where llama.cpp reads none. Raises NoTypeError."""
     if fmt.core.has_levels and not place.name.startswith("blk.") and wanted is None:
@@ -182,11 +266,13 @@ def _with_level(planned: PlannedTensor, tensor: PackedTensor) -> PlannedTensor:
     return replace(planned, row=replace(planned.row, exact=False, note=note))
 
 
-def _plain(source: ModelSource, name: str, tensor: Tensor, place: FilePlace, wanted: str | None) -> PlannedTensor:
+def _plain(
+    source: ModelSource, name: str, tensor: Tensor | MergedTensor, place: FilePlace, wanted: str | None
+) -> PlannedTensor:
     origin = str(tensor.dtype).removeprefix("torch.")
     if tensor.dtype not in FLOATS:
         raise NoTypeError(f"dtype {origin}; GGUF files of models hold float32, float16 and bfloat16")
-    if wanted in PLAIN and holds(tensor, wanted):
+    if wanted in PLAIN and not isinstance(tensor, MergedTensor) and holds(tensor, wanted):
         kind = wanted
     else:
         own = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}[tensor.dtype]
@@ -195,10 +281,12 @@ def _plain(source: ModelSource, name: str, tensor: Tensor, place: FilePlace, wan
     return _as(name, place, tensor, TYPE_OF[kind], origin)
 
 
-def _as(name: str, place: FilePlace, values: Tensor | PackedTensor, kind: GgmlType, origin: str) -> PlannedTensor:
+def _as(name: str, place: FilePlace, values: Placed, kind: GgmlType, origin: str) -> PlannedTensor:
     shape = tuple(reversed(values.shape) if place.turned else values.shape)
-    if place.heads and (not shape or shape[0] % (2 * place.heads)):
-        raise NoTypeError(f"shape {list(shape)}; accepted are multiples of twice its {place.heads} heads")
+    if place.half is not None and isinstance(values, MergedTensor):
+        shape = (shape[0] // 2, *shape[1:])
+    if place.row_rule is not None and (not shape or not place.row_rule.fits(shape[0])):
+        raise NoTypeError(f"shape {list(shape)}; accepted are {place.row_rule.accepted}")
     nbytes = math.prod(shape) // kind.elements * kind.nbytes
     row = WrittenTensor(place.name, name, origin, kind.name, shape, nbytes)
     return PlannedTensor(place, values, kind, row)
@@ -207,7 +295,8 @@ def _as(name: str, place: FilePlace, values: Tensor | PackedTensor, kind: GgmlTy
 def tensors_of(planned: PlannedTensor, former: FormerFile | None) -> Iterator[FileTensor]:
     """Yield a tensor, and the factor of its scales where it has one."""
     name, values = planned.place.name, planned.values
-    yield FileTensor(name, planned.type, planned.row.shape, partial(_parts, planned))
+    matrices = planned.behind or [planned]
+    yield FileTensor(name, planned.type, planned.row.shape, partial(_parts_of_all, matrices))
     if planned.type.name == "NVFP4" and isinstance(values, PackedTensor):
         factor = name.removesuffix(WEIGHT) + FACTOR
         if values.levels.item() != 1 or (former is not None and factor in former.types):
@@ -216,6 +305,11 @@ def tensors_of(planned: PlannedTensor, former: FormerFile | None) -> Iterator[Fi
 
 def _bytes(values: Tensor) -> Iterator[Tensor]:
     yield float_bytes(values, "F32")
+
+
+def _parts_of_all(matrices: Sequence[PlannedTensor]) -> Iterator[Tensor]:
+    """Yield the bytes of matrices that follow each other."""
+    return chain.from_iterable(map(_parts, matrices))
 
 
 def _parts(planned: PlannedTensor) -> Iterator[Tensor]:
@@ -229,6 +323,11 @@ def _parts(planned: PlannedTensor) -> Iterator[Tensor]:
         else:
             yield torch.cat(list(blocks)).view(shape[0], -1)[order]
         return
-    plain = values.decode(torch.float32) if isinstance(values, PackedTensor) else values
+    if isinstance(values, MergedTensor):
+        plain = values.tensor()
+        plain = plain if planned.place.half is None else plain[_half(len(plain), planned.place.half)]
+    else:
+        plain = values.decode(torch.float32) if isinstance(values, PackedTensor) else values
     plain = plain.t() if planned.place.turned else plain
+    plain = plain.float() + planned.place.added if planned.place.added else plain
     yield float_bytes(plain if order is None else plain[order], kind.name)

@@ -77,26 +77,41 @@ def read_tensor(
     return decode_tensor(file, name, factor_name), origin
 
 
-def carry_tensor(file: GgufFile, name: str, factor_name: str | None) -> tuple[PackedTensor | None, TensorOrigin]:
+def carry_tensor(
+    file: GgufFile, name: str, factor_name: str | None, *, number: int | None = None
+) -> tuple[PackedTensor | None, TensorOrigin]:
     """Return a tensor in a format of ours, None where none holds it or it is plain, and how it is to be read.
 
-    ``factor_name``: of :func:`factors_of`. Raises FormatError for a type without a definition.
+    ``factor_name``: of :func:`factors_of`. ``number``: of the matrix along the first axis; None for all. Raises
+    FormatError for a type without a definition.
     """
     tensor = file.tensors[name]
     kind = tensor.type.name
     _check_defined(file, tensor)
-    carried = None if kind in PLAIN else carry(file.read(name), tensor.type, tensor.shape, _factor(file, factor_name))
+    shape, label, nbytes = tensor.shape, name, tensor.nbytes
+    if number is not None:
+        shape, label, nbytes = shape[1:], f"{name}[{number}]", nbytes // shape[0]
+    carried = (
+        None if kind in PLAIN else carry(_rows(file, name, number), tensor.type, shape, _factor(file, factor_name))
+    )
     text = str(carried.format) if isinstance(carried, PackedTensor) else None
     reason = carried if isinstance(carried, str) else None
-    origin = TensorOrigin(name, kind, tensor.shape, tensor.nbytes, text, reason)
+    origin = TensorOrigin(label, kind, shape, nbytes, text, reason)
     return carried if isinstance(carried, PackedTensor) else None, origin
 
 
-def decode_tensor(file: GgufFile, name: str, factor_name: str | None) -> Tensor:
-    """Return the float32 values of a tensor. ``factor_name``: of :func:`factors_of`."""
+def decode_tensor(file: GgufFile, name: str, factor_name: str | None, *, number: int | None = None) -> Tensor:
+    """Return the float32 values of a tensor. ``factor_name``, ``number``: as for :func:`carry_tensor`."""
     tensor = file.tensors[name]
-    values = decode_blocks(file.read(name), tensor.type).view(tensor.shape)
+    shape = tensor.shape if number is None else tensor.shape[1:]
+    values = decode_blocks(_rows(file, name, number), tensor.type).view(shape)
     return values if factor_name is None else values.mul_(_factor(file, factor_name))
+
+
+def _rows(file: GgufFile, name: str, number: int | None) -> Tensor:
+    """Return the bytes of a tensor, or of one of its matrices, a row each."""
+    data = file.read(name)
+    return data if number is None else data.unflatten(0, (file.tensors[name].shape[0], -1))[number]
 
 
 def _factor(file: GgufFile, name: str | None) -> float:

@@ -21,9 +21,10 @@ from octavo.interchange.foreign_readers import is_gguf
 from octavo.interchange.ggml_carry import PLAIN
 from octavo.interchange.ggml_pack import float_bytes
 from octavo.interchange.gguf import GgufFile
-from octavo.interchange.gguf_config import FACTORS, Config, rotation_factors
+from octavo.interchange.gguf_architecture import Architecture
+from octavo.interchange.gguf_config import Config
 from octavo.interchange.gguf_metadata import TYPE_OF, FormerFile, Typed, text, typed, u32
-from octavo.interchange.gguf_names import Architecture, architecture_of_class, keys_of
+from octavo.interchange.gguf_names import architecture_of_class, keys_of
 from octavo.interchange.gguf_plan import check_plan, plan_tensors, tensors_of
 from octavo.interchange.gguf_tokenizer import PREFIX
 from octavo.interchange.gguf_tokenizer_keys import CHAT_TEMPLATE, same_tokenizer, tokenizer_keys
@@ -59,7 +60,7 @@ def write_gguf(
     if recipe is None and is_gguf(source):
         return _copy(GgufFile(source), target, bar)
     check = partial(check_plan, source, decode)
-    with model_source(source, recipe=recipe, check=check, bar=bar) as model:
+    with model_source(source, recipe=recipe, check=check, bar=bar, takes_layers=True) as model:
         return _write(model, target, decode, bar)
 
 
@@ -91,12 +92,13 @@ def _save(target: Path, metadata: Mapping[str, Typed], tensors: Sequence[FileTen
 
 
 def _write(source: ModelSource, target: Path, decode: bool, bar: Bar | None) -> ConversionReport:
-    name, architecture = architecture_of_class(str(source.path), source.model)
     config = Config(str(source.path), source.config)
+    architecture = architecture_of_class(str(source.path), source.model, config)
+    name = architecture.name
     former = FormerFile.read(source.folder)
     if former is not None and not _is_of(former, name):
         former = None
-    factors = rotation_factors(config) if architecture.has_factors else None
+    factors = architecture.factors_of(config)
     planned, others = plan_tensors(source, architecture, config, former, decode, bar)
     notes = [*source.notes, *left_out(others, "GGUF files have")]
     tensors = [*(tensor for one in planned for tensor in tensors_of(one, former)), *_factors(factors, former)]
@@ -125,15 +127,14 @@ def _float32(values: Tensor) -> Iterator[Tensor]:
     yield float_bytes(values, "F32")
 
 
-def _factors(factors: Tensor | None, former: FormerFile | None) -> Iterator[FileTensor]:
+def _factors(factors: Mapping[str, Tensor], former: FormerFile | None) -> Iterator[FileTensor]:
     """Yield the factors of rotations: those of the former file where they are the same."""
-    if factors is None:
-        return
-    shape, data = (tuple(factors.shape), None) if former is None else former.extra.get(FACTORS, (factors.shape, None))
-    if data is not None:
-        own = torch.frombuffer(bytearray(data), dtype=torch.float32).view(shape)
-        factors = own if own.shape == factors.shape and torch.allclose(own, factors, rtol=1e-4) else factors
-    yield FileTensor(FACTORS, TYPE_OF["F32"], tuple(factors.shape), partial(_float32, factors))
+    for name, values in factors.items():
+        shape, data = (tuple(values.shape), None) if former is None else former.extra.get(name, (values.shape, None))
+        if data is not None:
+            own = torch.frombuffer(bytearray(data), dtype=torch.float32).view(shape)
+            values = own if own.shape == values.shape and torch.allclose(own, values, rtol=1e-4) else values
+        yield FileTensor(name, TYPE_OF["F32"], tuple(values.shape), partial(_float32, values))
 
 
 # --- metadata ---------------------------------------------------------------------------------------------------------

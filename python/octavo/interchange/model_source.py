@@ -78,11 +78,13 @@ def model_source(
     check: Check | None = None,
     bar: Bar | None = None,
     rewritten_with: str | None = None,
+    takes_layers: bool = False,
 ) -> Iterator[ModelSource]:
     """Give the model of a folder or of another package's file, packed by ``recipe`` where one is given.
 
     ``check``: called with the plan of a recipe before anything is packed. ``bar``: shows the packing.
-    ``rewritten_with``: name of a file; models with experts as layers are given where it lies in the folder.
+    ``rewritten_with``: name of a file; models with experts as layers are given where it lies in the folder, with
+    ``takes_layers`` everywhere.
 
     Raises ModelError and ContainerError as :func:`octavo.load_model`, FormatError as :func:`octavo.quantize_model`.
     """
@@ -91,21 +93,26 @@ def model_source(
     if reader is not None:
         with ExitStack() as stack:
             folder, notes = stack.enter_context(as_folder(reader.open(path), packed=recipe is None, bar=bar))
-            model = stack.enter_context(_of_folder(folder, recipe, check, bar, rewritten_with))
+            model = stack.enter_context(_of_folder(folder, recipe, check, bar, rewritten_with, takes_layers))
             yield replace(model, path=path, notes=[*notes, *model.notes])
     else:
         refuse_file(path)
-        with _of_folder(path, recipe, check, bar, rewritten_with) as model:
+        with _of_folder(path, recipe, check, bar, rewritten_with, takes_layers) as model:
             yield model
 
 
 @contextmanager
 def _of_folder(
-    path: Path, recipe: Recipe | None, check: Check | None, bar: Bar | None, rewritten_with: str | None
+    path: Path,
+    recipe: Recipe | None,
+    check: Check | None,
+    bar: Bar | None,
+    rewritten_with: str | None,
+    takes_layers: bool,
 ) -> Iterator[ModelSource]:
     source = Checkpoint.open(path)
     if recipe is None:
-        takes_layers = rewritten_with is not None and (path / rewritten_with).exists()
+        takes_layers = takes_layers or (rewritten_with is not None and (path / rewritten_with).exists())
         yield _described(source, path, takes_layers) if KEY in source.metadata() else _plain(source)
         return
     opened = OpenFolder.open(source)
@@ -120,7 +127,7 @@ def _of_folder(
         save_folder(source, folder, packed.model, force=False)
         reports, others = packed.reports, packed.left_out
         del packed, opened
-        model = _described(Checkpoint.open(folder), path, False)
+        model = _described(Checkpoint.open(folder), path, takes_layers)
         yield replace(model, reports=reports, notes=[*model.notes, *left_out(others, f"a {model.model} has")])
 
 

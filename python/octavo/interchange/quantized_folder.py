@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from octavo.errors import ContainerError
 from octavo.interchange.conversion_report import left_out
 from octavo.interchange.foreign_model import TensorOrigin
+from octavo.interchange.joined_rows import joined_rows
 from octavo.interchange.packing_settings import BESIDE, packing_settings
 from octavo.model_folder.companion_files import belonging, copy_companions
 from octavo.model_folder.infer_structure import fitting
@@ -265,7 +266,9 @@ class QuantizedFolder:
         weights = [self.packing.weights.get(tensors[0][0]) for tensors in ordered]
         carried = [_JOINED if weight is None else weight.carry(dtype) for weight in weights]
         problem = next((one for one in carried if isinstance(one, str)), None)
-        return problem if problem is not None else _behind([one for one in carried if isinstance(one, PackedTensor)])
+        if problem is not None:
+            return problem
+        return joined_rows([one for one in carried if isinstance(one, PackedTensor)])
 
     def _with_layers(self) -> QuantizedFolder:
         """Return the folder with experts as layers, where a packed layer multiplies each of them."""
@@ -326,20 +329,3 @@ def _ordered(placed: MergedTensor) -> list[Sequence[tuple[str, Tensor]]]:
 def _parts(placed: MergedTensor) -> list[str]:
     """Return the names in the folder of the tensors that one of the model is made of."""
     return [part for tensors in placed.sources.values() for part, _ in tensors]
-
-
-def _behind(tensors: Sequence[PackedTensor]) -> PackedTensor | str:
-    """Return the rows of packed matrices behind each other, or why they are not one packed matrix."""
-    first = tensors[0]
-    if len(tensors) == 1:
-        return first
-    fmt = first.format
-    if any(one.format != fmt or one.shape[1] != first.shape[1] for one in tensors):
-        return "the model joins weights of different formats to one"
-    if fmt.granularity == "tensor" or any(not torch.equal(one.levels, first.levels) for one in tensors):
-        return "the model joins weights with scales of their own to one"
-    codes = torch.cat([one.codes for one in tensors])
-    scales = first.scales if fmt.granularity == "none" else torch.cat([one.scales for one in tensors])
-    zeros = torch.cat([one.zeros for one in tensors]) if fmt.core.has_zeros else first.zeros
-    shape = (len(codes), first.shape[1])
-    return PackedTensor(fmt, codes, scales, zeros, first.levels, shape=shape, dtype=first.dtype)
