@@ -1,8 +1,9 @@
 """Files of other packages: GGUF is read and written.
 
 :mod:`~octavo.interchange.gguf` parses the file, :mod:`~octavo.interchange.gguf_tensors` gives its tensors, and
-:mod:`~octavo.interchange.gguf_model` its model, by the names in :mod:`~octavo.interchange.gguf_names`
-and the settings in :mod:`~octavo.interchange.gguf_config`;
+:mod:`~octavo.interchange.gguf_model` its model, by the names in :mod:`~octavo.interchange.gguf_names` and the settings
+in :mod:`~octavo.interchange.gguf_config`; every family of architectures is a file of
+:mod:`~octavo.interchange.gguf_architectures`;
 :mod:`~octavo.interchange.conversion` writes a model folder of any model that
 :mod:`~octavo.interchange.foreign_readers` opens. Of ggml's blocks,
 :mod:`~octavo.interchange.ggml_types` lists the types, :mod:`~octavo.interchange.ggml_decode` decodes them, and
