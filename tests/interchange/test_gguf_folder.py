@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import unicodedata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from helpers.gguf_files import gguf
 from helpers.gguf_models import file_of
 from helpers.models import transformer
 from octavo import ContainerError
+from octavo.data import BytePairTokenizer
 from octavo.interchange.conversion import Conversion, as_folder
 from octavo.interchange.foreign_readers import reader_of
 from octavo.interchange.gguf import GgufFile
@@ -23,23 +25,30 @@ from octavo.interchange.gguf_tokenizer import tokenizer_files
 
 TEXTS = ["The rain in Spain: 1234 times, 56.7 %!", "  two  spaces\n\nand\tlines", "it's naïve, they'll cafés 日本 ½"]
 SPECIAL = ["<|end|>", "<|user|>"]
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 PATTERNS = {
-    "gpt-2": None,
-    "smollm": "digits",
-    "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "gpt-2": None, "phi-2": None, "jais": None, "olmo": None, "mpt": None,
+    "smollm": "digits", "starcoder": "digits", "refact": "digits", "codeshell": "digits",
+    "llama-bpe": LLAMA3, "llama3": LLAMA3, "llama-v3": LLAMA3, "falcon3": LLAMA3, "dbrx": LLAMA3, "smaug-bpe": LLAMA3,
+    "qwen2": QWEN2, "deepseek-r1-qwen": QWEN2, "megrez": QWEN2, "stablelm2": QWEN2,
 }  # fmt: skip
+"""By ``tokenizer.ggml.pre``: how the tokenizer that a file was made of splits texts."""
+WHOLE = ("llama-bpe", "llama3", "llama-v3", "falcon3")  # a piece that is a token is one
+COMPOSED = ("qwen2", "deepseek-r1-qwen", "megrez", "olmo", "mpt")
 
 
 def trained(pre):
     """A small tokenizer of byte pairs, and its keys in a GGUF file."""
     tokenizers = pytest.importorskip("tokenizers")
-    splits, own = (
-        tokenizers.pre_tokenizers,
-        tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=pre == "llama-bpe")),
-    )
-    if pre == "gpt-2":
+    splits, own = tokenizers.pre_tokenizers, tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=pre in WHOLE))
+    if pre in COMPOSED:
+        own.normalizer = tokenizers.normalizers.NFC()
+    if PATTERNS[pre] is None:
         own.pre_tokenizer = splits.ByteLevel(add_prefix_space=False)
-    elif pre == "smollm":
+    elif PATTERNS[pre] == "digits":
         own.pre_tokenizer = splits.Sequence([splits.Digits(True), splits.ByteLevel(add_prefix_space=False)])
     else:
         pattern = splits.Split(tokenizers.Regex(PATTERNS[pre]), "isolated")
@@ -85,7 +94,50 @@ def test_tokenizers_of_byte_pairs_give_the_ids_of_the_original(file, pre):
     read = tokenizers.Tokenizer.from_str(texts["tokenizer.json"])
     for text in (*TEXTS, "<|user|>the rain<|end|>"):
         assert read.encode(text).ids == own.encode(text).ids
-        assert read.decode(read.encode(text).ids, skip_special_tokens=False) == text
+        assert read.decode(read.encode(text).ids, skip_special_tokens=False) == unicodedata.normalize("NFC", text)
+
+
+ALPHABET = [
+    *"aeinrst AEINT",
+    *"0123456789",
+    *" \t\n\r",
+    *"'.,!?-_%$#@",
+    "'s",
+    "'LL",
+    "é",
+    "e\u0301",
+    "ß",
+    "½",
+    "日本",
+    "한국",
+    "🙂",
+    "\u200d",
+    "\u00a0",
+    "ก",
+    "<|",
+    "|>",
+]
+
+
+def random_texts(count):
+    """Texts with runs of white space, digits, contractions, combining marks and other scripts."""
+    source = random.Random(0)
+    return ["".join(source.choices(ALPHABET, k=source.randint(0, 40))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("pre", PATTERNS)
+@pytest.mark.parametrize("count", [1_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_random_texts_have_the_ids_of_the_original_by_our_tokenizer_and_by_tokenizers(file, tmp_path, pre, count):
+    tokenizers = pytest.importorskip("tokenizers")
+    own, keys = trained(pre)
+    text, problem = tokenizer_files(GgufFile(file(gguf(keys))), 32)
+    assert problem is None
+    (tmp_path / "tokenizer.json").write_text(text["tokenizer.json"], encoding="utf-8")
+    read, ours = tokenizers.Tokenizer.from_str(text["tokenizer.json"]), BytePairTokenizer.load(tmp_path)
+    texts = random_texts(count)
+    wanted = [one.ids for one in own.encode_batch(texts)]
+    assert [one.ids for one in read.encode_batch(texts)] == wanted
+    assert [ours.encode(one).tolist() for one in texts] == wanted
 
 
 def test_a_first_token_is_put_before_a_text_where_the_file_says_so(file):

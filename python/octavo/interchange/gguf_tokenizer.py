@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from octavo.interchange.gguf import GgufFile
@@ -29,33 +30,67 @@ SPECIAL = {
     "mask_token": "mask_token_id",
 }
 """Special tokens: as transformers names them, and the key of their number; the misspelling is that of the files."""
-_LLAMA3 = "|".join(
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
-    )
-)  # fmt: skip
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """How texts become pieces before pairs are merged.
+
+    ``steps``: the part of ``tokenizer.json``. ``ignores_merges``: a piece that is a token is one. ``begins``: texts get
+    the first token where a file is silent. ``composes``: texts get the normal form C, which llama.cpp leaves out.
+    """
+
+    steps: dict[str, Any]
+    ignores_merges: bool = False
+    begins: bool = False
+    composes: bool = False
 
 
 def _bytes(*, splits: bool) -> dict[str, Any]:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": splits}
 
 
-SPLITS: dict[str, dict[str, Any]] = {
-    "gpt-2": _bytes(splits=True),
-    "smollm": {
-        "type": "Sequence",
-        "pretokenizers": [{"type": "Digits", "individual_digits": True}, _bytes(splits=True)],
-    },
-    "llama-bpe": {
-        "type": "Sequence",
-        "pretokenizers": [
-            {"type": "Split", "pattern": {"Regex": _LLAMA3}, "behavior": "Isolated", "invert": False},
-            _bytes(splits=False),
-        ],
-    },
+def _sequence(first: dict[str, Any], *, splits: bool) -> dict[str, Any]:
+    return {"type": "Sequence", "pretokenizers": [first, _bytes(splits=splits)]}
+
+
+def _matches(expression: str) -> dict[str, Any]:
+    first = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+    return _sequence(first, splits=False)
+
+
+_GPT2 = Splitting(_bytes(splits=True))
+_NEOX = Splitting(_bytes(splits=True), composes=True)
+_DIGITS = Splitting(_sequence({"type": "Digits", "individual_digits": True}, splits=True))
+_LLAMA_3 = Splitting(_matches(_LLAMA3), ignores_merges=True, begins=True)
+_QWEN_2 = Splitting(_matches(_QWEN2), composes=True)
+SPLITS = {
+    "gpt-2": _GPT2,
+    "smollm": _DIGITS,
+    "llama-bpe": _LLAMA_3,
+    "qwen2": _QWEN_2,
+    "olmo": _NEOX,
+    "dbrx": Splitting(_matches(_LLAMA3)),
+    "stablelm2": Splitting(_matches(_QWEN2)),
+    "phi-2": _GPT2,
+    "jais": _GPT2,
+    "mpt": _NEOX,
+    "starcoder": _DIGITS,
+    "refact": _DIGITS,
+    "codeshell": _DIGITS,
+    "llama3": _LLAMA_3,
+    "llama-v3": _LLAMA_3,
+    "falcon3": _LLAMA_3,
+    "smaug-bpe": Splitting(_matches(_LLAMA3)),
+    "deepseek-r1-qwen": _QWEN_2,
+    "megrez": _QWEN_2,
 }
-"""How texts are split before pairs are merged, by ``tokenizer.ggml.pre``."""
+"""How texts are split before pairs are merged, by ``tokenizer.ggml.pre``; files are written with the first name."""
 
 
 class _UnreadError(Exception):
@@ -129,16 +164,17 @@ def _pairs(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]
     wrong = next((merge for merge in merges if len(merge) != 2), None)
     if wrong is not None:
         raise _UnreadError(f"{PREFIX}merges has {shown(' '.join(wrong))}, which is no pair")
-    is_llama3 = splits == "llama-bpe"
+    splitting = SPLITS[splits]
     return {
-        "normalizer": None,
-        "pre_tokenizer": SPLITS[splits],
-        "post_processor": _around(metadata, tokens, begins=is_llama3),
+        "normalizer": {"type": "NFC"} if splitting.composes else None,
+        "pre_tokenizer": splitting.steps,
+        "post_processor": _around(metadata, tokens, begins=splitting.begins),
         "decoder": _bytes(splits=True),
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": is_llama3,
-            "vocab": {token: number for number, token in enumerate(tokens)}, "merges": merges,
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+            "ignore_merges": splitting.ignores_merges, "vocab": {token: number for number, token in enumerate(tokens)},
+            "merges": merges,
         },
     }  # fmt: skip
 

@@ -173,11 +173,13 @@ def _special(settings: Mapping[str, Any], tokens: Sequence[str], config: Mapping
 
 def _split_name(tokenizer: Mapping[str, Any]) -> str:
     """Return the name by which llama.cpp knows how a tokenizer splits texts."""
-    if tokenizer.get("normalizer") is not None:
+    normalizer = tokenizer.get("normalizer")
+    if normalizer not in (None, {"type": "NFC"}):
         raise _UnwrittenError("it changes texts before they are split, which llama.cpp does not")
     own, ignores = _plain_splits(tokenizer.get("pre_tokenizer")), bool(tokenizer["model"].get("ignore_merges"))
-    for name, splits in SPLITS.items():
-        if _plain_splits(splits) == own and ignores == (name == "llama-bpe"):
+    for name, splitting in SPLITS.items():
+        same = (splitting.ignores_merges, splitting.composes) == (ignores, normalizer is not None)
+        if same and _plain_splits(splitting.steps) == own:
             return name
     raise _UnwrittenError(f"llama.cpp has no name for how it splits texts; written are {', '.join(SPLITS)}")
 
