@@ -159,7 +159,7 @@ def test_options_in_messages_are_those_of_a_command():
             option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
         }.union(*(options(other) for other in below.values()))
 
-    known = options(command_line()) | {"--help", "--release", "--arch"}
+    known = options(command_line()) | {"--help", "--release", "--arch", "--no-deps"}
     named = {
         (file, option)
         for file, texts in package_texts().items()

@@ -217,13 +217,20 @@ def encoder():
 @valid("TextGenerator")
 def _(at):
     one = decoder()
-    return octavo.TextGenerator, {"core": one._core, "path": one._path, "tokenizer": BYTES, "begin": 1, "ends": (1,)}
+    return octavo.TextGenerator, {
+        "core": one._core,
+        "path": one._path,
+        "tokenizer": BYTES,
+        "begin": 1,
+        "ends": (1,),
+        "cache": "fp16",
+    }
 
 
 @valid("TextGenerator.load")
 def _(at):
     shutil.copytree(decoder_folder(), at / "model")
-    return octavo.TextGenerator.load, {"path": at / "model"}
+    return octavo.TextGenerator.load, {"path": at / "model", "cache": "mxint8"}
 
 
 valid("TextGenerator.scores")(lambda at: (decoder().scores, {"ids": [1, 2]}))

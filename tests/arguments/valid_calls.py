@@ -85,7 +85,10 @@ def _(at):
 
 @valid("save")
 def _(at):
-    return octavo.save, {"tensors": {"a": m.x()}, "path": at / "t.safetensors", "metadata": {"a": "b"}, "overwrite": True}  # fmt: skip
+    return octavo.save, {
+        "tensors": {"a": m.x()}, "path": at / "t.safetensors", "metadata": {"a": "b"}, "overwrite": True,
+        "progress": lambda name, nbytes: None,
+    }  # fmt: skip
 
 
 @valid("strict")

@@ -88,13 +88,13 @@ def test_output_needs_no_unicode():
     assert result.returncode == 0, result.stderr
 
 
-def test_the_library_has_18_commands_and_those_of_the_laboratory_stand_under_lab():
+def test_the_library_has_19_commands_and_those_of_the_laboratory_stand_under_lab():
     import typer
     from octavo.cli import app
 
     command = typer.main.get_command(app)
     listed = {name for name, one in command.commands.items() if not one.hidden}
-    assert len(listed - {"lab"}) == 18 and "lab" in listed
+    assert len(listed - {"lab"}) == 19 and "lab" in listed
     assert set(command.commands["lab"].commands) == {"train", "bench", "study", "expand"}
     assert set(command.commands) - listed == {"train", "bench", "study", "expand"}
 

@@ -96,7 +96,7 @@ class TextGenerator:
         cache: format of keys and values; default: float32.
 
     Raises:
-        DTypeError: for another object than a loaded decoder.
+        DTypeError: for another object than a loaded decoder, and a cache that is no format.
         FormatError: for an unknown format.
         SettingError: for a format whose scales belong to more than a head.
 
@@ -119,6 +119,8 @@ class TextGenerator:
         if not isinstance(core, _core._Decoder):
             raise DTypeError(f"core is a {type(core).__name__}; use TextGenerator.load")
         self._core, self._path, self._tokenizer, self._begin, self._ends = core, path, tokenizer, begin, ends
+        if cache is not None and not isinstance(cache, str | Format):
+            raise DTypeError(f"cache is a {type(cache).__name__}; accepted are a Format and its text")
         self._cache = None if cache is None else core_format(str(cache))
         self._core.position_nbytes(self._cache)  # refuses formats that no cache has
 
@@ -140,6 +142,7 @@ class TextGenerator:
             The generator.
 
         Raises:
+            DTypeError: for a cache that is no format.
             FormatError: for an unknown format.
             SettingError: for a format whose scales belong to more than a head.
             ContainerError: for another architecture, techniques that only PyTorch runs, simulated layers that are not
