@@ -107,10 +107,13 @@ class ChatTemplate:
             The text, special tokens included.
 
         Raises:
-            DTypeError: for other objects than messages.
+            DTypeError: for other objects than messages and booleans.
             DataError: for no messages, and where the template refuses them, fails, or takes too much time or memory.
             SettingError: for variables that are no values of JSON or that the template gets anyway.
         """
+        if not isinstance(add_generation_prompt, bool):
+            kind = type(add_generation_prompt).__name__
+            raise DTypeError(f"add_generation_prompt is a {kind}; accepted are True and False")
         every = {
             **self._tokens,
             **_checked_variables(variables),

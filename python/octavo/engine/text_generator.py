@@ -502,7 +502,7 @@ class TextGenerator:
             The ids.
 
         Raises:
-            DTypeError: for other objects than messages.
+            DTypeError: for other objects than messages and booleans.
             DataError: for no messages, a folder without tokenizer or chat template, and where the template refuses the
                 messages, fails, or takes more than 10 seconds or 256 MB.
             SettingError: for variables that are no values of JSON.
