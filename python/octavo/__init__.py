@@ -202,6 +202,7 @@ _late_binding.bind(
         "layers_in_reach": "octavo.nn.rewriting",
         "loads_one": "octavo.tensors.container",
         "made_from": "octavo.nn.rewriting",
+        "packing_methods": "octavo.interchange.foreign_readers",
         "pass_compact": "octavo.prune.prune_passes:COMPACT",
         "pass_fold_masks": "octavo.prune.prune_passes:FOLD_MASKS",
         "pass_fuse_lora": "octavo.lora.lora_passes:FUSE_LORA",

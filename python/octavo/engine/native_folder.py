@@ -10,6 +10,7 @@ from pathlib import Path
 
 from octavo.errors import ContainerError, OctavoWarning
 from octavo.late_binding import late
+from octavo.model_folder.quantization_entry import packing_entry, refuse_packing
 from octavo.model_folder.weight_files import PACKED_INDEX, held
 from octavo.storage.files import path_text
 
@@ -20,11 +21,13 @@ def native_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     It is removed at the end, so that the engine loads meanwhile all that it needs. What the folder has not as the file
     has it is warned of; the caller of the caller is named. Errors name ``path``. Raises ContainerError for folders with
-    the weights of several models and for packed weights in several files, and as the reader of the file does.
+    the weights of several models, for packed weights in several files, for a package that no reader knows, and as the
+    reader of the file does.
     """
     named = Path(path_text(path))
     reader = late("foreign_reader")(named)
     if reader is None:
+        refuse_packing(named, packing_entry(named) or None)
         yield _one_model(named)
         return
     with late("foreign_folder")(reader.open(named), packed=True) as (folder, notes):

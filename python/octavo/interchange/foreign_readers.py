@@ -29,7 +29,8 @@ class Reader:
 
     ``kind``: what such a file is, for messages. ``takes``: whether a path is one. ``open``: its model, tensors unread;
     raises ContainerError for a damaged one. ``contents``: table of contents and metadata, without torch. ``weights``:
-    the packed weights by name, without a model; None where a kind gives them in a model alone.
+    the packed weights by name, without a model; None where a kind gives them in a model alone. ``methods``: values of
+    ``quant_method`` by which a folder is one.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Reader:
     open: Callable[[Path], ForeignModel]
     contents: Callable[[Path], tuple[list[TensorEntry], dict[str, str]]]
     weights: Callable[[Path], Mapping[str, LayerWeight]] | None = None
+    methods: tuple[str, ...] = ()
 
     def load(self, path: Path, *, mmap: bool) -> nn.Module:
         """Return the model of a file; warn of tensors that were decoded.
@@ -119,7 +121,7 @@ def _packed_folder(kind: str, methods: tuple[str, ...], find: Callable[[], FindW
 
         return packing_of(Path(path), find()).weights
 
-    return Reader(kind, is_packed_by(*methods), open_model, contents, weights)
+    return Reader(kind, is_packed_by(*methods), open_model, contents, weights, methods)
 
 
 def _gptq() -> FindWeights:
@@ -152,6 +154,12 @@ def _torchao() -> FindWeights:
     return weights_of
 
 
+def _fp8() -> FindWeights:
+    from octavo.interchange.fp8_folder import weights_of
+
+    return weights_of
+
+
 def _gpt_oss() -> FindWeights:
     from octavo.interchange.gpt_oss_folder import weights_of
 
@@ -165,12 +173,19 @@ READERS = (
         is_packed_by("compressed-tensors"),
         _open_compressed_tensors,
         _compressed_tensors_contents,
+        methods=("compressed-tensors",),
     ),
     _packed_folder("a folder of GPTQ", ("gptq",), _gptq),
     _packed_folder("a folder of AWQ", ("awq",), _awq),
     _packed_folder("a folder of ModelOpt", ("modelopt", "modelopt_fp4", "modelopt_fp8", "modelopt_mixed"), _modelopt),
     _packed_folder("a folder of bitsandbytes", ("bitsandbytes",), _bitsandbytes),
     _packed_folder("a folder of torchao", ("torchao",), _torchao),
+    _packed_folder("a folder of FP8", ("fp8",), _fp8),
     _packed_folder("a folder of gpt-oss", ("mxfp4",), _gpt_oss),
 )
 """All kinds, each with what it is called, found by, read by and listed by."""
+
+
+def packing_methods() -> list[str]:
+    """Return the values of ``quant_method`` that some reader takes."""
+    return [method for reader in READERS for method in reader.methods]

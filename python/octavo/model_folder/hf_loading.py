@@ -19,7 +19,7 @@ from octavo.errors import ContainerError, ModelError, OctavoError
 from octavo.model_folder.companion_files import CHAT_TEMPLATE, TOKENIZER_TEXTS, VOCABULARIES
 from octavo.model_folder.config_limits import build_config
 from octavo.model_folder.model_config import CONFIG as CONFIG
-from octavo.model_folder.quantization_entry import without_ours
+from octavo.model_folder.quantization_entry import ENTRY, refuse_packing, without_ours
 from octavo.model_folder.size_limits import Extent
 from octavo.model_folder.tokenizer_growth import check_growth
 from octavo.storage import folders
@@ -107,10 +107,7 @@ def fill(architecture: Any, config: Any, tensors: Mapping[str, Tensor], folder: 
     """
     import torch
 
-    if getattr(config, "quantization_config", None) is not None:
-        raise ContainerError(
-            f"{folder / CONFIG}: quantization_config asks for the packing of another library; save the model without it"
-        )
+    refuse_packing(folder, getattr(config, ENTRY, None))
     transformers = _transformers(folder)
     with quiet(transformers.utils.logging), foreign(folder, what="model"):
         weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}

@@ -16,7 +16,7 @@ from octavo.model_folder.features.described_layers import packed_class, plain
 from octavo.model_folder.features.rewritten_modules import REWRITTEN, origins_of
 from octavo.model_folder.hf_loading import CONFIG, extent_of, foreign, known, load_config
 from octavo.model_folder.model_config import OwnModel, own_model
-from octavo.model_folder.quantization_entry import ENTRY
+from octavo.model_folder.quantization_entry import ENTRY, refuse_packing
 from octavo.model_folder.size_limits import Extent
 from octavo.model_folder.skeleton import build, build_class, build_from_config, drop_pooler, model_class
 from octavo.model_folder.structure import outline, read_structure
@@ -108,10 +108,7 @@ def fitting(
     config, values = load_config(folder)
     if is_unpacked and hasattr(config, ENTRY):
         delattr(config, ENTRY)
-    if getattr(config, ENTRY, None) is not None:
-        raise ContainerError(
-            f"{folder / CONFIG}: quantization_config asks for the packing of another library; save the model without it"
-        )
+    refuse_packing(folder, getattr(config, ENTRY, None))
     lacking = []
     for architecture in _architectures(folder, config):
         with _default_dtype(_dtype(config, tensors)):

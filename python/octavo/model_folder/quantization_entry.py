@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.errors import OctavoError
+from octavo.errors import ContainerError, OctavoError
+from octavo.late_binding import late
 from octavo.model_folder.model_config import CONFIG
 from octavo.storage import files
-from octavo.storage.reading import read_json
+from octavo.storage.reading import read_json, shown
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,6 +62,18 @@ def is_ours(entry: Any) -> bool:
     """Whether an entry of a configuration is of our plug-in: a mapping, or an object with the attribute."""
     method = entry.get("quant_method") if isinstance(entry, Mapping) else getattr(entry, "quant_method", None)
     return bool(method == METHOD)
+
+
+def refuse_packing(folder: Path, entry: Any) -> None:
+    """Refuse the entry of a package that no reader knows; None is no entry. Raises ContainerError naming the field."""
+    if entry is None or is_ours(entry):
+        return
+    method = entry.get("quant_method") if isinstance(entry, Mapping) else None
+    raise ContainerError(
+        f"{folder / CONFIG}: quantization_config: quant_method is {'missing' if method is None else shown(method)}; "
+        f"read are {', '.join(late('packing_methods')())}; save the model decoded, as model.dequantize() of "
+        "transformers gives it"
+    )
 
 
 def without_ours(values: Mapping[str, Any]) -> dict[str, Any]:
