@@ -115,9 +115,9 @@ def main() -> int:
     parser.add_argument("--recipe", default="mxint8", help="what it is packed by")
     harness.add_common_arguments(parser, "memory")
     args = parser.parse_args()
-    from octavo.compress.sentence_encoder import find
+    from octavo.storage.named_models import resolved
 
-    folder = Path(args.model) if Path(args.model).exists() else find(args.model)
+    folder = resolved(args.model)
     report = {
         "machine": harness.facts([harness.Load().stop()]),
         "model": Path(args.model).name,

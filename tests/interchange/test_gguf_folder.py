@@ -225,10 +225,10 @@ def test_rows_of_turned_layers_are_decoded_as_the_model_has_them(file):
 def test_errors_about_the_folder_name_the_file(file):
     path = file(file_of(llama(), "llama", lambda name: "Q8_0"))
     with (
-        pytest.raises(ContainerError, match=f"^{path}/config.json: no$"),
+        pytest.raises(ContainerError, match=f"^{path}: no, {path}/other: no$"),
         as_folder(GgufModel.open(path), packed=True) as (folder, _),
     ):
-        raise ContainerError(f"{folder}/config.json: no")
+        raise ContainerError(f"{folder}/config.json: no, {folder}/other: no")
 
 
 def test_a_table_of_contents_names_the_types(file):

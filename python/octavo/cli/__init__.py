@@ -27,7 +27,7 @@ from octavo.cli import (
     tokenize,
     unpack,
 )
-from octavo.cli._app import Commands, terminate, version
+from octavo.cli._app import Commands, tell_warnings, terminate, version
 from octavo.cli.lab import bench, expand, study, train
 
 app = typer.Typer(
@@ -113,4 +113,5 @@ def main() -> None:
     """Run the command line: the console script ``octavo``."""
     signal.signal(signal.SIGTERM, terminate)
     _other_packages.quiet()
+    tell_warnings()
     _process.run(lambda: app(prog_name="octavo"))

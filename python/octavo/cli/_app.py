@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import warnings
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from octavo.errors import FormatError, InterruptedRun, OctavoError
+from octavo.errors import FormatError, InterruptedRun, OctavoError, OctavoWarning
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,6 +63,21 @@ def message(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror.lower()}"
     return " ".join(str(error).split()) or "out of memory"
+
+
+def tell_warnings() -> None:
+    """Show our warnings of this process in one line on stderr, as errors, without the place in the source."""
+    others = warnings.showwarning
+
+    def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
+        from octavo.display.console import printable
+
+        if issubclass(category, OctavoWarning):
+            typer.echo(f"warning: {printable(' '.join(str(message).split()))}", err=True)
+        else:
+            others(message, category, *place, **more)
+
+    warnings.showwarning = show
 
 
 def read_recipe(given: str) -> Recipe:

@@ -13,11 +13,11 @@ def folder_of(model: str, *, packed: bool) -> Iterator[str]:
     ``packed``: leave packed what a format holds, else decode everything. Raises as
     :meth:`octavo.interchange.conversion.Conversion.write`.
     """
-    from octavo.compress.by_name import resolved
     from octavo.display.console import console
     from octavo.display.progress import progress
     from octavo.interchange.conversion import as_folder
     from octavo.interchange.foreign_readers import reader_of
+    from octavo.storage.named_models import resolved
 
     path = resolved(model)
     reader = reader_of(path)

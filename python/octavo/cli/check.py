@@ -16,7 +16,9 @@ EXIT_FINDINGS = 1
 def run(
     path: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", help="A GGUF or safetensors file, or a folder of safetensors files."),
+        typer.Argument(
+            metavar="FILE", help="A GGUF or safetensors file, or a folder of safetensors files; minilm, smollm2."
+        ),
     ] = None,
     base: Annotated[
         Path | None,
@@ -55,7 +57,6 @@ def run(
       octavo check llama-awq/ --html findings.html
       octavo check --rules
     """
-    from octavo.compress.by_name import resolved
     from octavo.display.console import console, print_json, print_table
     from octavo.display.numbers import size
     from octavo.display.progress import progress
@@ -64,6 +65,7 @@ def run(
     from octavo.interchange.check.run_check import check_path, rules
     from octavo.report.html_page import check_page
     from octavo.storage import files
+    from octavo.storage.named_models import resolved
 
     out = console()
     if list_rules:

@@ -15,10 +15,13 @@ DEFAULT_FORMATS = "fp16, mxint8, mxfp8e4m3, mxfp6e2m3, mxint4, mxfp4, nvfp4, nf4
 
 def run(
     path: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="A safetensors or GGUF file, or a Hugging Face model folder.")
+        Path | None,
+        typer.Argument(
+            metavar="FILE", help="A safetensors or GGUF file, or a Hugging Face model folder; minilm, smollm2."
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Instead of FILE: minilm, the model of the extra 'demo'.")
+        str | None, typer.Option(metavar="NAME", help="Instead of FILE: minilm, smollm2 or polynomials.")
     ] = None,
     formats: Annotated[
         str, typer.Option(metavar="FORMATS", help="Formats to compare, separated by commas.")
@@ -50,7 +53,7 @@ def run(
     """
     if (path is None) == (model is None):
         raise typer.BadParameter("give either FILE or --model NAME")
-    from octavo.compress.sentence_encoder import find
+    from octavo.compress.by_name import find
     from octavo.display.console import console, print_json, print_table
     from octavo.display.progress import progress
     from octavo.model_folder.pack_checkpoint import compare_formats

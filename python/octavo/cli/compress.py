@@ -23,7 +23,7 @@ def run(
         str,
         typer.Option(
             metavar="MODEL",
-            help="polynomials (the shipped model), minilm, the folder of a model, a GGUF file, or "
+            help="polynomials (the shipped model), minilm, smollm2, the folder of a model, a GGUF file, or "
             "package.module:function, which returns a model and its batches, and may add a function that evaluates "
             "and one that tests.",
         ),

@@ -21,7 +21,8 @@ def run(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="IN", help="A model folder of Hugging Face, of GPTQ or another package, of octavo; a GGUF file."
+            metavar="IN",
+            help="A model folder of Hugging Face, of GPTQ or another package, of octavo; a GGUF file; minilm, smollm2.",
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Where to write.")],
@@ -78,14 +79,13 @@ def run(
             raise FormatError("--decode is of other kinds; octavo unpack decodes a model folder")
         pack.run(path, out, recipe, force=force, json=json)
         return
-    from octavo.compress.by_name import resolved
     from octavo.display.progress import progress
     from octavo.interchange.convert import KINDS, convert
 
     if to not in KINDS:
         raise FormatError(f"unknown kind {to!r}; accepted are {', '.join([*KINDS, OURS])}")
     rules = None if recipe is None else read_recipe(recipe)
-    report = convert(resolved(path), out, to, recipe=rules, decode=decode, overwrite=force, bar=progress)
+    report = convert(path, out, to, recipe=rules, decode=decode, overwrite=force, bar=progress)
     if json:
         _print_json(path, report)
     else:

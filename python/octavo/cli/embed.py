@@ -19,7 +19,9 @@ MOST_SHOWN = 100  # texts in a table, which has a column for each
 
 
 def run(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A model folder of a text encoder, packed or not.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A model folder of a text encoder, packed or not; or minilm.")
+    ],
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; without any, the lines of standard input.")
     ] = None,
@@ -40,11 +42,11 @@ def run(
       octavo embed small "a cat on a sofa" "a kitten on a couch" "tax law"
       octavo embed small -o vectors.npy < lines.txt
     """
-    from octavo.compress.by_name import resolved
     from octavo.display.console import console, print_json, print_table, table
     from octavo.engine.text_encoder import TextEncoder
     from octavo.errors import DataError
     from octavo.storage.files import whole
+    from octavo.storage.named_models import resolved
 
     lines = texts or standard_lines()
     if not lines:

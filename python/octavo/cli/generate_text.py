@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 def run(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="A folder of a language model, packed or not, or a GGUF file.")
+        Path,
+        typer.Argument(metavar="FOLDER", help="A folder of a language model, packed or not, a GGUF file, or smollm2."),
     ],
     prompts: Annotated[
         list[str] | None,
@@ -80,10 +81,10 @@ def run(
       octavo generate small --chat "Why is the sky blue?" --system "You answer in one sentence."
       octavo generate small < prompts.txt
     """
-    from octavo.compress.by_name import resolved
     from octavo.display.console import print_json
     from octavo.engine.text_generator import Sampling, TextGenerator
     from octavo.errors import SettingError
+    from octavo.storage.named_models import resolved
 
     folder = resolved(folder)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from octavo.cli._app import ForceOption, JsonOption, read_recipe
+from octavo.cli._foreign_files import folder_of
 from octavo.storage import files
 from octavo.storage.outputs import check_output
 
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 def run(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="polynomials, minilm, the folder of a model, or package.module:function."),
+        typer.Argument(
+            metavar="MODEL",
+            help="polynomials, minilm, smollm2, the folder of a model, a GGUF file, or package.module:function.",
+        ),
     ],
     level: Annotated[str, typer.Option(metavar="module|operator", help="What a row is.")] = "module",
     view: Annotated[
@@ -70,13 +74,15 @@ def run(
     """Show the layers or operators of a model, and their costs.
 
     Equal layers stand in one row. Nothing is computed: torch.export follows the model on tensors without values, so
-    large models take seconds. Costs are multiply-adds, bit operations, bytes of weights, traffic and peak memory. An
+    large models take seconds. Of a GGUF file the blocks that a format holds are packed layers; --recipe prices it as
+    octavo pack packs it anew. Costs are multiply-adds, bit operations, bytes of weights, traffic and peak memory. An
     operator whose cost is not known is listed by name. package.module:function takes nothing and returns a model and
     its inputs. A third value is batches for passes that calibrate.
 
     \b
     Examples:
       octavo graph minilm
+      octavo graph smollm2 --recipe int4:g32
       octavo graph minilm --recipe 'int4:g32 input=int8' --batch 8
       octavo graph bert/ --level operator
       octavo graph bert/ --view fx --data texts.txt        placeholder, call_module ..., and three dictionaries
@@ -92,6 +98,7 @@ def run(
     from octavo.graph import Pipeline, capture, to_dot, to_html
     from octavo.graph import diff as difference
     from octavo.model_folder.save_load import save_model
+    from octavo.storage.named_models import resolved
 
     if level not in ("module", "operator"):
         raise ModelError(f"--level {level!r}; accepted are module and operator")
@@ -106,7 +113,7 @@ def run(
     if html is not None and (dot or diff is not None):
         raise ModelError(f"--html shows the model alone; leave {'--dot' if dot else '--diff'} out")
     if out is not None:
-        check_output(Path(model), out, is_folder=True, overwrite=force)
+        check_output(resolved(model), out, is_folder=True, overwrite=force)
     given = _sizes(size or ())
     if view is not None:
         _show_fx(model, data, field, without or (), {"batch": batch, "sequence": sequence, **given}, json)
@@ -114,7 +121,7 @@ def run(
     rules = None if recipe is None else read_recipe(recipe)
     passes = None if pipeline is None else Pipeline.of(pipeline)
     if passes is None:
-        made, graph = None, capture(*subject(model, without or ()))
+        made, graph = None, capture(*subject(model, without or (), priced=rules is not None))
     else:
         made = _run(passes, model, data, field, without or ())
         if out is not None:
@@ -182,7 +189,8 @@ def _show_fx(
     from octavo.display.console import console, print_json, print_table
     from octavo.graph import Pipeline, capture, fx_nodes
 
-    network, inputs, batches = pipeline_subject(model, Pipeline([]), data, without, field)
+    with folder_of(model, packed=True) as place:
+        network, inputs, batches = pipeline_subject(place, Pipeline([]), data, without, field)
     graph = capture(network, inputs)
     nodes = fx_nodes(graph, network, batches or ())
     costs = graph.costs()
@@ -253,7 +261,8 @@ def _run(passes: Pipeline, model: str, data: Path | None, field: str | None, wit
     from octavo.compress.graph_subjects import pipeline_subject
     from octavo.errors import CalibrationError
 
-    given, inputs, batches = pipeline_subject(model, passes, data, without, field)
+    with folder_of(model, packed=False) as place:
+        given, inputs, batches = pipeline_subject(place, passes, data, without, field)
     try:
         return passes.run(given, inputs=inputs, calibration=batches, inplace=True)
     except CalibrationError as error:

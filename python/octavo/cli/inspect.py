@@ -15,7 +15,10 @@ MOST_SHOWN = 200  # characters of a text in the metadata
 
 def run(
     path: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A safetensors file, packed or not, a GGUF file, or a model folder.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A safetensors file, packed or not, a GGUF file, a model folder; minilm, smollm2."
+        ),
     ],
     json: JsonOption = False,
 ) -> None:
@@ -30,14 +33,15 @@ def run(
     Examples:
       octavo inspect small.safetensors
       octavo inspect octavo-minilm --json
+      octavo inspect smollm2
     """
-    from octavo.compress.by_name import resolved
     from octavo.display.console import console, print_json, print_table
     from octavo.display.numbers import size
     from octavo.interchange.foreign_readers import reader_of
     from octavo.model_folder.model_config import stated_sizes
     from octavo.model_folder.weight_files import Checkpoint
     from octavo.model_folder.weight_tables import entry_dict, entry_table
+    from octavo.storage.named_models import resolved
 
     path = resolved(path)
     source = Checkpoint.open(path)

@@ -29,7 +29,8 @@ def run(
         Path,
         typer.Argument(
             metavar="IN",
-            help="A safetensors or GGUF file, or a Hugging Face model folder, also of GPTQ, AWQ and other packages.",
+            help="A safetensors or GGUF file, or a Hugging Face model folder, also of GPTQ, AWQ and other packages; "
+            "minilm, smollm2.",
         ),
     ],
     out: OutOption,
@@ -93,8 +94,8 @@ def run(
       octavo pack pruned/ -o small/ --recipe int8:g32 --sparse
       octavo pack smollm2/ -o small/ --untie --recipe 'int4:g32; lm_head=int8:g32'
     """
-    from octavo.compress.by_name import resolved
     from octavo.interchange.foreign_readers import reader_of
+    from octavo.storage.named_models import resolved
 
     path = resolved(path)
     rules = None if recipe is None else read_recipe(recipe)

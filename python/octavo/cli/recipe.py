@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from octavo.cli._app import JsonOption, read_recipe
-from octavo.cli._foreign_files import folder_of
 
 
 def run(
@@ -17,7 +15,7 @@ def run(
         str | None,
         typer.Option(
             metavar="NAME|FOLDER",
-            help="polynomials, minilm, a model folder or file, a GGUF file: show who gets what.",
+            help="polynomials, minilm, smollm2, a model folder or file, a GGUF file: show who gets what.",
         ),
     ] = None,
     json: JsonOption = False,
@@ -61,8 +59,7 @@ def run(
     from octavo.compress.by_name import find
     from octavo.model_folder.explain_folder import explain_folder
 
-    with folder_of(str(find(model)), packed=True) as folder:
-        explained = explain_folder(read, Path(folder))
+    explained = explain_folder(read, find(model))
     if json:
         print(explained.to_json())
     else:

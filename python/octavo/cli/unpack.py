@@ -20,7 +20,7 @@ def run(
         Path,
         typer.Argument(
             metavar="IN",
-            help="A packed file, a folder made by octavo pack, a GGUF file, a folder of GPTQ or another package.",
+            help="A packed file, a folder made by octavo pack, a GGUF file, a folder of another package; smollm2.",
         ),
     ],
     out: OutOption,
@@ -54,8 +54,10 @@ def run(
     from octavo.display.progress import progress
     from octavo.model_folder.unpack_weights import unpacked
     from octavo.model_folder.weight_files import PLAIN_NAME, Checkpoint, check_target, write
+    from octavo.storage.named_models import resolved
     from octavo.tensors.packed_tensor import PackedTensor
 
+    path = resolved(path)
     given_source = Checkpoint.open(path)
     with folder_of(str(path), packed=True) as folder:
         source = given_source if folder == str(path) else Checkpoint.open(folder)

@@ -18,6 +18,7 @@ from octavo.data.labelled_files import is_json_lines
 from octavo.errors import ModelError
 from octavo.graph.example_inputs import example_inputs
 from octavo.graph.pipeline import Pipeline
+from octavo.late_binding import late
 from octavo.model_folder.infer_structure import skeleton
 from octavo.model_folder.save_load import load_model
 from octavo.model_folder.structure import KEY, float_problem, read_structure
@@ -28,14 +29,17 @@ from octavo.model_folder.weight_files import Checkpoint, held, layers_of, refuse
 _SAMPLES = 512
 
 
-def subject(text: str, without: Sequence[str] = (), *, values: bool = False) -> tuple[nn.Module, Any]:
+def subject(
+    text: str, without: Sequence[str] = (), *, values: bool = False, priced: bool = False
+) -> tuple[nn.Module, Any]:
     """Return a model in evaluation and inputs for it.
 
-    ``text``: ``polynomials``, ``minilm``, the folder of a model, or ``package.module:function``, which takes nothing
-    and returns a model and its inputs, and may add calibration batches. Inputs of a model by name or folder are made up
-    from what its ``forward`` takes, labels included. A folder of packed or simulated layers is loaded; of a float one
-    the layers alone, on the meta device. ``without``: inputs that are left out. ``values``: load the weights of a float
-    folder, too.
+    ``text``: ``polynomials``, ``minilm``, ``smollm2``, the folder of a model, a GGUF file, or
+    ``package.module:function``, which takes nothing and returns a model and its inputs, and may add calibration
+    batches. Inputs of other models are made up from what their ``forward`` takes, labels included. A folder of packed
+    or simulated layers is loaded, and so is another package's file; of a float folder the layers alone, on the meta
+    device. ``without``: inputs that are left out. ``values``: load the weights of a float folder, too. ``priced``: a
+    recipe will be priced, for which another package's file gives the layers alone: ``octavo pack`` packs it anew.
 
     Raises ModelError for a function or input that is not there, and a model whose inputs are not known; as
     :func:`octavo.load_model` for folders.
@@ -43,7 +47,7 @@ def subject(text: str, without: Sequence[str] = (), *, values: bool = False) -> 
     if _is_function(text):
         model, inputs, _ = _made(text)
     else:
-        model = _of_folder(find(text), values)
+        model = _of_path(find(text), values, priced)
         inputs = example_inputs(model)
     return model, _left(text, inputs, without)
 
@@ -149,9 +153,13 @@ def made_by(text: str) -> tuple[Any, ...]:
     return made
 
 
-def _of_folder(path: Path, values: bool) -> nn.Module:
-    refuse_file(path)
-    if values or (held(path) and _is_changed(Checkpoint.open(path))):
+def _of_path(path: Path, values: bool, priced: bool) -> nn.Module:
+    if late("foreign_reader")(path) is None:
+        refuse_file(path)
+        loaded = values or (held(path) and _is_changed(Checkpoint.open(path)))
+    else:
+        loaded = values or not priced
+    if loaded:
         return load_model(path)
     # All on one device: small tables of a skeleton have values.
     return skeleton(path).eval().to("meta")

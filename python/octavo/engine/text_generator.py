@@ -135,7 +135,7 @@ class TextGenerator:
         package packed, are read through torch; what is decoded is warned of.
 
         Args:
-            path: the folder or file.
+            path: the folder or file; ``"minilm"`` and ``"smollm2"`` are models that packages carry.
             cache: format of keys and values, such as ``"fp16"`` or ``"mxint8"``; default: float32.
 
         Returns:
@@ -149,6 +149,7 @@ class TextGenerator:
                 packed, and a folder with the weights of two models; names the file and the field, layer or tensor.
             DataError: for a tokenizer of more ids than the model has, special tokens aside; and for one that neither
                 the core nor the package ``tokenizers`` reads.
+            OctavoError: for a name whose package is missing.
             OSError: as the system gives it.
         """
         from octavo.data.foreign_tokenizer import load_tokenizer

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from octavo.errors import OctavoError
 from octavo.interchange.conversion_report import Bar, progress_of
+from octavo.model_folder.hf_loading import CONFIG
 from octavo.storage import folders
 
 if TYPE_CHECKING:
@@ -39,7 +40,10 @@ def as_folder(subject: ForeignModel, *, packed: bool, bar: Bar | None = None) ->
         except OctavoError as error:
             if str(folder) not in str(error):
                 raise
-            raise type(error)(str(error).replace(str(folder), os.fspath(subject.path))) from error
+            text = str(error)
+            if subject.path.is_file():  # whose configuration is in it
+                text = text.replace(str(folder / CONFIG), str(folder))
+            raise type(error)(text.replace(str(folder), os.fspath(subject.path))) from error
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from octavo.errors import FormatError
 from octavo.storage.arguments import checks_arguments
+from octavo.storage.named_models import resolved
 from octavo.storage.outputs import check_output
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def convert(
 
     Args:
         path: a folder of transformers or of octavo, a GGUF file, or a folder of another package that is read, such as
-            compressed-tensors or GPTQ.
+            compressed-tensors or GPTQ; ``"minilm"`` and ``"smollm2"`` are models that packages carry.
         out: file or folder to write.
         to: kind of the target, a key of :data:`KINDS`.
         recipe: packs the weights of a float model first, as ``octavo pack``; for programs a text, too.
@@ -111,6 +112,6 @@ def convert(
         from octavo.recipe import Recipe
 
         rules = Recipe.of(recipe)
-    kind, source, target = KINDS[to], Path(path), Path(out)
+    kind, source, target = KINDS[to], resolved(path), Path(out)
     check_output(source, target, is_folder=kind.is_folder, overwrite=overwrite)
     return kind.writer()(source, target, recipe=rules, decode=decode, bar=bar)

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from octavo.errors import ContainerError
+from octavo.late_binding import late
 from octavo.model_folder.features.described_layers import packed_class, plain
 from octavo.model_folder.features.rewritten_modules import REWRITTEN, origins_of
 from octavo.model_folder.hf_loading import CONFIG, extent_of, foreign, known, load_config
@@ -32,8 +33,11 @@ def skeleton(folder: Path) -> nn.Module:
     """Return the model that a folder describes, on the meta device: its layers, without weights.
 
     Of a packed or simulated model the class is the one that the file of weights names, of other weights that of
-    :func:`model_of`, of a configuration alone the first that it names. Raises as :func:`model_of`.
+    :func:`model_of`, of a configuration alone the first that it names. Another package's file or folder gives the model
+    whose weights are all decoded. Raises as :func:`model_of`.
     """
+    if (reader := late("foreign_reader")(folder)) is not None:
+        return cast("nn.Module", reader.open(folder).as_floats().skeleton())
     source = Checkpoint.open(folder) if held(folder) else None
     if source is not None and not layers_of(source):
         return model_of(source)[0]

@@ -49,6 +49,7 @@ from octavo.nn.former_names import current_names
 from octavo.nn.meta_tensors import refuse_meta
 from octavo.storage import files, folders
 from octavo.storage.arguments import checks_arguments
+from octavo.storage.named_models import resolved
 from octavo.tensors import container
 from octavo.tensors.packed_tensor import PackedTensor
 
@@ -129,7 +130,8 @@ def load_model(
     stay packed; others are decoded to floats, which is warned of.
 
     Args:
-        path: a model folder, a file of weights, or a GGUF file.
+        path: a model folder, a file of weights, or a GGUF file; ``"minilm"`` and ``"smollm2"`` are models that packages
+            carry.
         model: the model to fill, or a function without arguments that makes it, whose dense weights are then never
             allocated; its layers are replaced by those of the file.
         mmap: map the file instead of reading it, as :func:`octavo.load`.
@@ -141,6 +143,7 @@ def load_model(
         ContainerError: for an invalid file, or one of another model; names the tensor or layer. A ``model`` may be
             filled in part then.
         ModelError: where the model cannot be built.
+        OctavoError: for a name whose package is missing.
         DTypeError: for a ``model`` that is neither a module nor a function.
         OSError: as the system gives it.
 
@@ -152,6 +155,7 @@ def load_model(
         >>> torch.equal(loaded(x), packed(x))
         True
     """
+    path = resolved(path)
     reader = late("foreign_reader")(path)
     if reader is not None:
         if model is not None:

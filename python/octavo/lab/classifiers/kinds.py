@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from octavo.compress.sentence_encoder import MINILM, find
 from octavo.data import CharTokenizer
 from octavo.data.labelled import Split
 from octavo.data.words import TYPE as WORDS
@@ -24,6 +23,7 @@ from octavo.lab.classifiers.text_classifier import (
     check_length,
 )
 from octavo.model_folder.float_network import float_network
+from octavo.storage.named_models import MINILM, carried
 from octavo.storage.reading import VOCABULARY_BYTES, read_json
 
 TINY, TRANSFORMERS = "tiny", "transformers"
@@ -50,7 +50,7 @@ def build(kind: str, split: Split, length: int | None = None) -> TextClassifier:
         config = ClassifierConfig(vocabulary=vocabulary_size(vocabulary), classes=classes, positions=positions)
         return tiny_classifier(vocabulary, Classifier(config))
     if kind == MINILM:
-        return pretrained(MINILM, find(MINILM), length, classes, split.names)[0]
+        return pretrained(MINILM, carried(MINILM), length, classes, split.names)[0]
     return pretrained(TRANSFORMERS, model_folder(kind), length, classes, split.names)[0]
 
 
