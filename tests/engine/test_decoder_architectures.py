@@ -157,7 +157,7 @@ def test_fields_that_a_file_lacks_have_the_defaults_of_transformers(tmp_path, na
     """A configuration with the default of every field that is no size is the same without these fields."""
     import transformers
 
-    stem, values = CASES[name]
+    stem, values, *_ = CASES[name]
     kind = getattr(transformers, f"{stem}ForCausalLM")
     sizes = {
         key: value
@@ -226,9 +226,16 @@ REFUSED = [
     ("gemma2", {"final_logit_softcapping": -3.0}, "final_logit_softcapping is -3.0; accepted"),
     ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
     ("gemma3 scaled", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling is .*; rope_parameters say"),
-    ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before is false; the native decoder runs norms before"),
-    ("opt", {"word_embed_proj_dim": 32}, "word_embed_proj_dim is 32"),
-    ("falcon", {"alibi": True}, "alibi is true; the native decoder runs rotary positions"),
+    ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine is false; .* norms with factors"),
+    ("opt", {"word_embed_proj_dim": 0}, "word_embed_proj_dim is 0"),
+    ("falcon", {"alibi": "yes"}, "alibi is .*yes.*; accepted are true and false"),
+    ("gemma3 beside pictures", {"text_config": None}, "text_config is null; accepted is an object"),
+    (
+        "gemma3 beside pictures",
+        {"text_config": {"model_type": "llama"}},
+        "text_config: model_type is .*gemma3_text inside",
+    ),
+    ("gemma3 beside pictures", {"text_config": {**GEMMA, "head_dim": "x"}}, "text_config: head_dim is .*x.*; accepted"),
     ("granite", {"logits_scaling": 0}, "logits_scaling is 0"),
     ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok is 9"),
     ("mistral", {"layer_types": ["full_attention"] * 3}, "layer_types is"),

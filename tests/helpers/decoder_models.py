@@ -25,6 +25,14 @@ OPT = {
     "max_position_embeddings": POSITIONS, "word_embed_proj_dim": 64, "dropout": 0.0,
 }  # fmt: skip
 
+PICTURES = {
+    "vision_config": {
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32,
+        "patch_size": 8,
+    },
+}  # fmt: skip
+"""Fields of a whole model that sees pictures, beside those of its network for texts."""
+
 CASES = {
     "llama": ("Llama", {**SMALL, "tie_word_embeddings": True}),
     "llama biases": ("Llama", {**SMALL, "attention_bias": True, "mlp_bias": True, "head_dim": 24}),
@@ -68,6 +76,30 @@ CASES = {
              "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
          }},
     ),
+    "gemma3 beside pictures": ("Gemma3", {**GEMMA, "num_hidden_layers": 7}, PICTURES),
+    "gemma3 beside pictures, scaled": (
+        "Gemma3",
+        {**GEMMA, "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+         "rope_parameters": {
+             "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+         }},
+        PICTURES,
+    ),
+    "gemma3 beside pictures, untied": ("Gemma3", {**GEMMA, "tie_word_embeddings": False}, {**PICTURES, "tie": False}),
+    "mistral3 beside pictures": (
+        "Mistral3",
+        {**SMALL, "model_type": "mistral", "sliding_window": None, "head_dim": 24},
+        {**PICTURES, "tie": False, "image_token_index": 90},
+    ),
+    "mistral3 beside pictures, window": (
+        "Mistral3", {**SMALL, "model_type": "mistral", "sliding_window": 50}, {**PICTURES, "image_token_index": 90},
+    ),
+    "mistral3 beside pictures, yarn": (
+        "Mistral3",
+        {**SMALL, "model_type": "mistral", "sliding_window": None, "rope_parameters": YARN},
+        {**PICTURES, "image_token_index": 90},
+    ),
     "phi3": ("Phi3", {**SMALL, "pad_token_id": 0}),
     "phi3 window": ("Phi3", {**SMALL, "pad_token_id": 0, "sliding_window": 60, "num_key_value_heads": 4}),
     "phi3 long": (
@@ -98,6 +130,15 @@ CASES = {
     ),
     "opt": ("OPT", OPT),
     "opt without biases": ("OPT", {**OPT, "enable_bias": False, "activation_function": "gelu"}),
+    "opt 350m": ("OPT", {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+    "opt 350m untied": (
+        "OPT",
+        {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 96, "tie_word_embeddings": False,
+         "enable_bias": False},
+    ),
+    "opt norms of sums": ("OPT", {**OPT, "do_layer_norm_before": False, "activation_function": "gelu"}),
+    "opt projected": ("OPT", {**OPT, "word_embed_proj_dim": 48}),
+    "opt without last norm": ("OPT", {**OPT, "_remove_final_layer_norm": True}),
     "opt untied": ("OPT", {**OPT, "tie_word_embeddings": False, "num_hidden_layers": 1}),
     "falcon": ("Falcon", FALCON),
     "falcon new": ("Falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
@@ -107,6 +148,14 @@ CASES = {
     ),
     "falcon sequential": (
         "Falcon", {**FALCON, "multi_query": False, "parallel_attn": False, "ffn_hidden_size": 80},
+    ),
+    "falcon slopes": (
+        "Falcon", {**FALCON, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
+    "falcon slopes of twelve heads": ("Falcon", {**FALCON, "alibi": True, "hidden_size": 96, "num_attention_heads": 12}),
+    "falcon slopes new": (
+        "Falcon",
+        {**FALCON, "alibi": True, "new_decoder_architecture": True, "num_attention_heads": 16, "num_kv_heads": 8},
     ),
     "stablelm": ("StableLm", SMALL),
     "stablelm parallel": ("StableLm", {**SMALL, "use_parallel_residual": True, "use_qkv_bias": True}),
@@ -139,17 +188,25 @@ CASES = {
          "attention_bias": True, "use_sliding_window": True, "sliding_window": 45},
     ),
 }  # fmt: skip
-"""Three configurations of each architecture and more: the class of transformers, and its configuration."""
+"""Three configurations of each architecture and more: the class of transformers, its configuration, and that of a whole
+which sees pictures, too, where it is part of one."""
 
 
 def decoder_model(name, *, seed=0, deviation=0.2, **changes):
     """Return a model with random weights, norms included, so that none of them hides a defect."""
     import transformers
 
-    stem, values = CASES[name]
-    kind = getattr(transformers, f"{stem}ForCausalLM")
+    stem, values, *pictures = CASES[name]
+    values = {**values, **changes}
     torch.manual_seed(seed)
-    model = kind(kind.config_class(**{**values, **changes})).eval()
+    if pictures:
+        kind = getattr(transformers, f"{stem}ForConditionalGeneration")
+        whole = {key: value for key, value in pictures[0].items() if key != "tie"}
+        tie = {"tie_word_embeddings": pictures[0].get("tie", True)}
+        model = kind(kind.config_class(text_config=values, **whole, **tie)).eval()
+    else:
+        kind = getattr(transformers, f"{stem}ForCausalLM")
+        model = kind(kind.config_class(**values)).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for path, parameter in model.named_parameters():

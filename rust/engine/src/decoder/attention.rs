@@ -12,6 +12,8 @@ pub(super) struct Query<'a> {
     pub(super) scale: f32,
     /// A bound that scaled scores approach.
     pub(super) cap: Option<f32>,
+    /// By head: what scores grow with the position of the key, before they are scaled. Empty where they do not.
+    pub(super) slopes: &'a [f32],
     /// The pages of its sequence.
     pub(super) pages: &'a [&'a [f32]],
     pub(super) layer: Slice,
@@ -28,6 +30,24 @@ impl Query<'_> {
     }
 }
 
+/// The slope of each head: powers of one base, and where the heads are no power of two, of its root between them. They
+/// and their products are rounded to bfloat16, as transformers has them for Falcon. Source: Press et al. 2022, section 3.
+pub(super) fn slopes(heads: usize) -> Vec<f32> {
+    let of = |count: usize, power: usize| {
+        in_bfloat16(f64::from(2.0f64.powf(-8.0 / count as f64) as f32).powi(power as i32) as f32)
+    };
+    let whole = 1 << heads.max(1).ilog2();
+    let between = (0..heads - whole).map(|number| of(2 * whole, 2 * number + 1));
+    (1..=whole).map(|power| of(whole, power)).chain(between).collect()
+}
+
+/// The nearest number of bfloat16, even where two are as near.
+#[inline(always)]
+fn in_bfloat16(value: f32) -> f32 {
+    let bits = value.to_bits();
+    f32::from_bits((bits.wrapping_add(0x7fff + (bits >> 16 & 1))) & 0xffff_0000)
+}
+
 struct Attended<'a> {
     of: &'a Query<'a>,
     head: usize,
@@ -37,7 +57,7 @@ struct Attended<'a> {
 impl Loops for Attended<'_> {
     #[inline(always)]
     fn run(self) {
-        let Self { of: &Query { query, share, scale, cap, pages, layer, first, end }, head, out } = self;
+        let Self { of: &Query { query, share, scale, cap, slopes, pages, layer, first, end }, head, out } = self;
         let size = layer.size;
         let query = &query[head * size..][..size];
         let (start, from) = (first / PAGE, head / share);
@@ -57,6 +77,11 @@ impl Loops for Attended<'_> {
             }
         }
         let seen = &mut scores[first - start * PAGE..end - start * PAGE];
+        if let Some(&slope) = slopes.get(head) {
+            for (number, score) in (first..).zip(seen.iter_mut()) {
+                *score += in_bfloat16(slope * in_bfloat16(number as f32)) * scale;
+            }
+        }
         if let Some(cap) = cap {
             seen.iter_mut().for_each(|score| *score = cap * tanh(*score / cap));
         }
@@ -113,8 +138,17 @@ mod tests {
         for (first, end) in [(0, 1), (0, 63), (0, 64), (0, 65), (3, 130), (64, 128), (70, 150)] {
             let cached = cache.of(&[&pages], 1, &[(first, end)]).unwrap();
             let (some, layer) = (cached.of(0), cached.slice);
-            let one =
-                Query { query: &query, share: heads / kept, scale: 0.3, cap: None, pages: &some, layer, first, end };
+            let one = Query {
+                query: &query,
+                share: heads / kept,
+                scale: 0.3,
+                cap: None,
+                slopes: &[],
+                pages: &some,
+                layer,
+                first,
+                end,
+            };
             for head in 0..heads {
                 let part = &query[head * size..][..size];
                 let wanted = reference(part, &keys[first..end], &values[first..end], head / 2, 0.3);

@@ -12,6 +12,9 @@ use super::fields::Fields;
 use crate::error::{Result, in_file, refuse};
 use crate::file::{self, CONFIG, shown};
 
+const TEXT: &str = "text_config";
+const TIED: &str = "tie_word_embeddings";
+
 /// Most bytes of the file.
 const MOST_BYTES: u64 = 1 << 20;
 
@@ -26,6 +29,18 @@ fn parse(text: &[u8]) -> Result<Architecture> {
     let content: Value = serde_json::from_slice(text).map_err(|error| refuse(error.to_string()))?;
     let Value::Object(content) = content else { return Err(refuse("not a JSON object")) };
     let fields = Fields { of: &content, name: "" };
+    let wrapped = fields.text("model_type")?.and_then(architectures::text_of);
+    let mut architecture = match wrapped {
+        Some(model_type) => text_part(&fields, model_type)?,
+        None => whole(&fields)?,
+    };
+    if let Some(sizes) = fields.get(SIZES) {
+        compacted::cut(&mut architecture.plan, &architecture.names, sizes)?;
+    }
+    Ok(architecture)
+}
+
+fn whole(fields: &Fields<'_>) -> Result<Architecture> {
     let named = match (fields.text("kind")?, fields.text("model_type")?) {
         (Some("gpt"), None) => Ok(architectures::OWN),
         (None, Some(name)) => architectures::of_transformers(name).ok_or(Some(name)),
@@ -34,11 +49,23 @@ fn parse(text: &[u8]) -> Result<Architecture> {
     let read = named.map_err(|name| {
         let found = name.map_or_else(|| "of no kind".to_owned(), |name| format!("of '{}'", shown(name)));
         let all = architectures::names().collect::<Vec<_>>().join(", ");
-        refuse(format!("{found}; the native decoder runs gpt of Octavo and, of transformers, {all}"))
+        let fix = "octavo.load_model runs others in PyTorch";
+        refuse(format!("{found}; the native decoder runs gpt of Octavo and, of transformers, {all}; {fix}"))
     })?;
-    let mut architecture = read(&fields)?;
-    if let Some(sizes) = fields.get(SIZES) {
-        compacted::cut(&mut architecture.plan, &architecture.names, sizes)?;
-    }
-    Ok(architecture)
+    read(fields)
+}
+
+/// The network for texts of a model that sees pictures, too.
+fn text_part(fields: &Fields<'_>, model_type: &str) -> Result<Architecture> {
+    let part = fields.object(TEXT)?;
+    let found = part.text("model_type")?.unwrap_or(model_type);
+    let read = architectures::of_transformers(found).filter(|_| found == model_type);
+    let read =
+        read.ok_or_else(|| part.refused("model_type", &format!("the native decoder runs {model_type} inside of it")))?;
+    // The whole model says whether its head is tied.
+    let tied = Value::Bool(fields.flag(TIED, true)?);
+    let mut content = part.of.clone();
+    content.insert(TIED.to_owned(), tied);
+    let Architecture { plan, names } = read(&Fields { of: &content, name: TEXT })?;
+    Ok(Architecture { plan, names: names.beside_pictures() })
 }

@@ -74,7 +74,10 @@ impl Decoder {
 
     /// Scores of hidden states, `[rows, vocabulary]`.
     fn scores(&self, hidden: &[f32]) -> Result<Vec<f32>> {
-        let mut scores = self.network.head.apply_rows_independently(hidden)?;
+        let mut scores = match &self.network.row_projections {
+            Some([_, out]) => self.network.head.apply_rows_independently(&out.apply_rows_independently(hidden)?)?,
+            None => self.network.head.apply_rows_independently(hidden)?,
+        };
         let divisor = self.plan.head.divisor;
         if divisor != 1.0 {
             scores.iter_mut().for_each(|score| *score /= divisor);

@@ -8,8 +8,12 @@ use crate::layers::Source;
 pub(super) struct Names {
     /// Before all names but that of the head, where the head stands beside the network.
     pub(super) prefix: &'static str,
+    /// Prefixes that files have in the place of this one.
+    pub(super) other_prefixes: &'static [&'static str],
     pub(super) tokens: &'static str,
     pub(super) positions: &'static str,
+    /// Layers between rows of tables and the network, where their widths differ: into it, and out of it.
+    pub(super) row_projections: [&'static str; 2],
     pub(super) final_norm: &'static str,
     /// Without the prefix: as the module is called, and as checkpoints do where they call it otherwise.
     pub(super) heads: [&'static str; 2],
@@ -63,8 +67,10 @@ impl Names {
     /// Llama, and architectures that name their layers after it.
     pub(super) const LLAMA: Self = Self {
         prefix: "model.",
+        other_prefixes: &[],
         tokens: "embed_tokens",
         positions: "",
+        row_projections: [""; 2],
         final_norm: "norm",
         heads: ["lm_head", ""],
         blocks: "layers",
@@ -82,10 +88,29 @@ impl Names {
         is_idle: |name| name.ends_with(".rotary_emb.inv_freq"),
     };
 
+    /// The names of a network inside of one that sees pictures: as modules of transformers 5 have them, and as checkpoints
+    /// do. What belongs to pictures is not run.
+    pub(super) const fn beside_pictures(self) -> Self {
+        Self {
+            prefix: "model.language_model.",
+            other_prefixes: &["language_model.model."],
+            heads: [self.heads[0], "language_model.lm_head"],
+            is_idle: |name| {
+                let inner = name.strip_prefix("model.").unwrap_or(name);
+                inner.starts_with("vision_tower.") || inner.starts_with("multi_modal_projector.")
+            },
+            ..self
+        }
+    }
+
     /// The names with the prefix that a file has: a network that is saved without its head lacks the first part of it.
     pub(super) fn in_file(self, source: &Source) -> Self {
-        if source.has(&format!("{}{}.weight", self.prefix, self.tokens)) {
+        let has = |prefix: &str| source.has(&format!("{prefix}{}.weight", self.tokens));
+        if has(self.prefix) {
             return self;
+        }
+        if let Some(prefix) = self.other_prefixes.iter().find(|prefix| has(prefix)) {
+            return Self { prefix, ..self };
         }
         let shorter = self.prefix.split_once('.').map_or("", |(_, rest)| rest);
         Self { prefix: shorter, ..self }

@@ -1,6 +1,7 @@
 //! [`Network`]: the layers of a decoder, loaded by name.
 
 use super::architectures::Architecture;
+use super::attention::slopes;
 use super::feed::Feed;
 use super::names::Names;
 use super::norms::{HeadNorms, Norm};
@@ -24,6 +25,8 @@ pub(super) struct Block {
     /// Norms of what the feed-forward network reads, and of what it gives.
     pub(super) feed_norms: [Option<Norm>; 2],
     pub(super) feed: Feed,
+    /// By head, where scores grow with positions.
+    pub(super) slopes: Vec<f32>,
 }
 
 impl Block {
@@ -45,7 +48,7 @@ impl Block {
             |name: &str, is_there: bool| is_there.then(|| Norm::load(source, names, &at(name), plan)).transpose();
         let (reads, gives) = match block.norms {
             Norms::Before | Norms::ParallelApart => ([true; 2], false),
-            Norms::After => ([false; 2], true),
+            Norms::After | Norms::Sum => ([false; 2], true),
             Norms::Around => ([true; 2], true),
             Norms::ParallelShared => ([true, false], false),
         };
@@ -60,6 +63,7 @@ impl Block {
             out: source.dense(&at(names.out), demand(seen, plan.width, block.out_biased))?,
             feed_norms: [norm(reads_feed, reads[1])?, norm(gives_feed, gives)?],
             feed: Feed::load(source, names, number, &block.feed, plan.width)?,
+            slopes: if block.is_sloped { slopes(block.heads) } else { Vec::new() },
         })
     }
 
@@ -75,12 +79,14 @@ impl Block {
 /// All layers.
 pub(super) struct Network {
     pub(super) tokens: Table,
+    /// Between rows of it and the network: into it, and out of it.
+    pub(super) row_projections: Option<[Dense; 2]>,
     pub(super) positions: Option<Table>,
     pub(super) embedding_norm: Option<Norm>,
     pub(super) blocks: Vec<Block>,
     /// Each that some block turns by.
     pub(super) rotaries: Vec<Rotary>,
-    pub(super) final_norm: Norm,
+    pub(super) final_norm: Option<Norm>,
     pub(super) head: Dense,
     /// Logarithms of the noise of negative sampling, which scores are relative to.
     pub(super) log_noise: Option<Vec<f32>>,
@@ -103,14 +109,21 @@ impl Network {
             }
             blocks.push(loaded);
         }
-        let tokens = source.table(&names.part(names.tokens), plan.rows, plan.width)?;
+        let tokens = source.table(&names.part(names.tokens), plan.rows, plan.row_width)?;
+        let [into, out] = names.row_projections;
+        let project = |name, sizes: [usize; 2]| source.dense(&names.part(name), Demand::of(sizes[0], sizes[1], false));
+        let row_projections = if plan.row_width == plan.width {
+            None
+        } else {
+            Some([project(into, [plan.row_width, plan.width])?, project(out, [plan.width, plan.row_width])?])
+        };
         // Where transformers ties its head, that is a layer still, which may round its inputs or have formats of its own.
         let [head, _] = names.heads;
         let head = names.heads.into_iter().find(|name| source.has(&format!("{name}.weight"))).unwrap_or(head);
         let has_head = source.has(&format!("{head}.weight"));
         let head = match plan.head.tied && !has_head {
-            true => Source::dense_of(&tokens, plan.rows, plan.width),
-            false => source.dense(head, Demand::of(plan.width, plan.rows, plan.head.biased))?,
+            true => Source::dense_of(&tokens, plan.rows, plan.row_width),
+            false => source.dense(head, Demand::of(plan.row_width, plan.rows, plan.head.biased))?,
         };
         let noise = plan.head.adds_noise.then(|| source.numbers(Names::NOISE, plan.vocabulary)).transpose()?;
         let positions = plan.positions.zip(plan.position_rows_before).map(|(rows, before)| rows + before);
@@ -121,8 +134,12 @@ impl Network {
                 .norms_embedding
                 .then(|| Norm::load(source, &names, "embedding_norm", plan))
                 .transpose()?,
-            final_norm: Norm::load(source, &names, &names.part(names.final_norm), plan)?,
+            final_norm: plan
+                .norms_last
+                .then(|| Norm::load(source, &names, &names.part(names.final_norm), plan))
+                .transpose()?,
             tokens,
+            row_projections,
             blocks,
             rotaries,
             head,
@@ -139,12 +156,13 @@ impl Network {
     }
 
     fn layers(&self) -> impl Iterator<Item = &Dense> {
-        self.blocks.iter().flat_map(Block::layers).chain([&self.head])
+        self.blocks.iter().flat_map(Block::layers).chain(self.row_projections.iter().flatten()).chain([&self.head])
     }
 
     /// Bytes of the weights that a step reads: all but the tables that are looked up alone.
     pub(super) fn nbytes(&self) -> usize {
-        self.blocks.iter().map(Block::nbytes).sum::<usize>() + self.head.nbytes()
+        let projections = self.row_projections.iter().flatten().map(Dense::nbytes).sum::<usize>();
+        self.blocks.iter().map(Block::nbytes).sum::<usize>() + projections + self.head.nbytes()
     }
 
     /// Most positions of a text whose angles are the first ones, where longer texts have others.

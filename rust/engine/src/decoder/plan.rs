@@ -9,6 +9,8 @@ pub(super) struct Plan {
     /// Rows of the table of tokens and of the head: the vocabulary, or more of them.
     pub(super) rows: usize,
     pub(super) width: usize,
+    /// Numbers of a row of these; others than the width are projected to it, and back before the head (OPT 350M).
+    pub(super) row_width: usize,
     /// Most tokens of a text; none for a model without such a bound.
     pub(super) positions: Option<usize>,
     /// Rows of the table of positions before that of position 0; none for a model without a table.
@@ -17,6 +19,8 @@ pub(super) struct Plan {
     pub(super) embedding_scale: f32,
     pub(super) norm: NormPlan,
     pub(super) norms_embedding: bool,
+    /// What the last block gives is normed.
+    pub(super) norms_last: bool,
     pub(super) blocks: Vec<BlockPlan>,
     pub(super) head: HeadPlan,
     /// The token before which nothing is seen by what follows it.
@@ -51,6 +55,8 @@ pub(super) struct BlockPlan {
     /// Numbers of a head.
     pub(super) size: usize,
     pub(super) rotary: Option<RotaryPlan>,
+    /// Scores grow with the position of the key, by a slope of each head. Source: Press et al. 2022 (ALiBi).
+    pub(super) is_sloped: bool,
     pub(super) head_norm: HeadNorm,
     /// Of scores.
     pub(super) scale: f32,
@@ -76,6 +82,8 @@ pub(super) enum Norms {
     After,
     /// Both (Gemma 2).
     Around,
+    /// The stream, once either has been added (OPT 350M).
+    Sum,
     /// Attention and the feed-forward network read the same stream, each through a norm of its own (GPT-NeoX).
     ParallelApart,
     /// They read the same norm of the stream (Falcon 7B).

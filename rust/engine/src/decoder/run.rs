@@ -27,7 +27,7 @@ pub(super) struct Place {
 type Projected = (Vec<f32>, Vec<f32>, Vec<f32>);
 
 impl Decoder {
-    /// The hidden states that the head reads, `[places, width]`. Sequences have room for their places, which follow each
+    /// The hidden states that scores are made of, `[places, width]`. Sequences have room for their places, which follow each
     /// other in order. What comes out for a place depends on its sequence up to it alone.
     pub(super) fn pass(&self, places: &[Place], sequences: &[&Pages], cache: &mut Cache) -> Result<Vec<f32>> {
         let network = &self.network;
@@ -52,7 +52,8 @@ impl Decoder {
             }
             let mixed = block.attend(&queries, places, sequences, cache, layer)?;
             let mut mixed = block.out.apply_rows_independently(&mixed)?;
-            if let Some(norm) = after_attention {
+            let norms_sum = block.plan.norms == Norms::Sum;
+            if let Some(norm) = after_attention.as_ref().filter(|_| !norms_sum) {
                 norm.apply_in_place(&mut mixed);
             }
             // A parallel network reads the stream as attention did.
@@ -62,9 +63,12 @@ impl Decoder {
                     let normed = before_feed.as_ref().map(|norm| norm.apply(&x));
                     Some(block.feed.apply(normed.as_deref().unwrap_or(&x))?)
                 }
-                Norms::Before | Norms::After | Norms::Around => None,
+                Norms::Before | Norms::After | Norms::Around | Norms::Sum => None,
             };
             add(&mut x, &mixed, attention_added);
+            if let Some(norm) = after_attention.as_ref().filter(|_| norms_sum) {
+                norm.apply_in_place(&mut x);
+            }
             let mut fed = match parallel {
                 Some(fed) => fed,
                 None => {
@@ -72,22 +76,31 @@ impl Decoder {
                     block.feed.apply(normed.as_deref().unwrap_or(&x))?
                 }
             };
-            if let Some(norm) = after_feed {
+            if let Some(norm) = after_feed.as_ref().filter(|_| !norms_sum) {
                 norm.apply_in_place(&mut fed);
             }
             add(&mut x, &fed, feed_added);
+            if let Some(norm) = after_feed.as_ref().filter(|_| norms_sum) {
+                norm.apply_in_place(&mut x);
+            }
         }
-        Ok(network.final_norm.apply(&x))
+        if let Some(norm) = &network.final_norm {
+            norm.apply_in_place(&mut x);
+        }
+        Ok(x)
     }
 
     /// What the first block reads, `[places, width]`.
     fn embed(&self, places: &[Place]) -> Result<Vec<f32>> {
         let (network, plan) = (&self.network, &self.plan);
-        let mut x = vec![0.0; places.len() * plan.width];
+        let mut x = vec![0.0; places.len() * plan.row_width];
         let ids: Vec<i64> = places.iter().map(|place| i64::from(place.id)).collect();
         network.tokens.add(&ids, &mut x)?;
         if plan.embedding_scale != 1.0 {
             x.iter_mut().for_each(|x| *x *= plan.embedding_scale);
+        }
+        if let Some([into, _]) = &network.row_projections {
+            x = into.apply_rows_independently(&x)?;
         }
         if let Some(table) = &network.positions {
             let before = plan.position_rows_before.unwrap_or(0);
@@ -167,8 +180,8 @@ impl Block {
             let (first, end) = (first(&place), place.position + 1);
             let (query, pages) = (&queries[row * seen..][..seen], pages[place.sequence].as_slice());
             let share = plan.heads / plan.kv_heads;
-            let (scale, cap) = (plan.scale, plan.score_cap);
-            Query { query, share, scale, cap, pages, layer: cached.slice, first, end }
+            let (scale, cap, slopes) = (plan.scale, plan.score_cap, self.slopes.as_slice());
+            Query { query, share, scale, cap, slopes, pages, layer: cached.slice, first, end }
         };
         let work: usize = places.iter().map(|place| (place.position + 1) * seen * 2 * size_of::<f32>()).sum();
         let heads = out.chunks_exact_mut(size).enumerate().collect();

@@ -1,6 +1,4 @@
-//! Falcon 7B, whose heads share one key, and 40B, whose heads share keys in groups.
-
-use serde_json::Value;
+//! Falcon 7B, whose heads share one key, 40B, whose heads share keys in groups, and RW, whose positions are slopes.
 
 use super::Architecture;
 use super::usual::vocabulary;
@@ -25,7 +23,7 @@ const NAMES: Names = Names {
 const APART: Names = Names { attention_norms: ["ln_attn", ""], feed_norms: ["ln_mlp", ""], ..NAMES };
 
 pub(super) fn read(fields: &Fields<'_>) -> Result<Architecture> {
-    fields.only("alibi", &Value::Bool(false), "rotary positions")?;
+    let is_sloped = fields.flag("alibi", false)?;
     let width = match fields.get("n_embed") {
         Some(_) => fields.size("n_embed", None, 1, 1 << 16)?,
         None => fields.size("hidden_size", Some(4544), 1, 1 << 16)?,
@@ -47,7 +45,12 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Architecture> {
         (false, false) => (Norms::Before, NAMES),
     };
     let positions = fields.size("max_position_embeddings", Some(2048), 1, 1 << 24)?;
-    let (rotary, positions) = rope::rotary(fields, Defaults::USUAL, size, positions)?;
+    let (rotary, positions) = if is_sloped {
+        (None, positions)
+    } else {
+        let (rotary, positions) = rope::rotary(fields, Defaults::USUAL, size, positions)?;
+        (Some(rotary), positions)
+    };
     let biased = fields.flag("bias", false)?;
     let four = (width as u64).saturating_mul(4);
     let block = BlockPlan {
@@ -55,7 +58,8 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Architecture> {
         heads,
         kv_heads,
         size,
-        rotary: Some(rotary),
+        rotary,
+        is_sloped,
         head_norm: HeadNorm::None,
         scale: 1.0 / (size as f32).sqrt(),
         score_cap: None,
@@ -77,11 +81,13 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Architecture> {
         vocabulary,
         rows: vocabulary,
         width,
+        row_width: width,
         positions: Some(positions),
         position_rows_before: None,
         embedding_scale: 1.0,
         norm: NormPlan::Layer { epsilon: fields.epsilon("layer_norm_epsilon", 1e-5)? },
         norms_embedding: false,
+        norms_last: true,
         blocks: vec![block; fields.size("num_hidden_layers", Some(32), 1, 1 << 10)?],
         head: HeadPlan::plain(fields.flag("tie_word_embeddings", true)?),
         document: None,

@@ -59,6 +59,14 @@ const OF_TRANSFORMERS: &[(&str, Read)] = &[
     ("stablelm", stablelm::read),
 ];
 
+/// The `model_type` of the network for texts of models that see pictures, too, by that of the whole.
+const WITH_PICTURES: &[(&str, &str)] = &[("gemma3", "gemma3_text"), ("mistral3", "mistral")];
+
+/// The `model_type` of the network for texts, in a model that sees pictures, too; none of other models.
+pub(super) fn text_of(model_type: &str) -> Option<&'static str> {
+    WITH_PICTURES.iter().find(|(name, _)| *name == model_type).map(|&(_, text)| text)
+}
+
 /// What reads a configuration with a `model_type` of transformers; none where that is not run.
 pub(super) fn of_transformers(model_type: &str) -> Option<Read> {
     OF_TRANSFORMERS.iter().find(|(name, _)| *name == model_type).map(|&(_, read)| read)
@@ -66,5 +74,5 @@ pub(super) fn of_transformers(model_type: &str) -> Option<Read> {
 
 /// The values of `model_type` that are run.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
-    OF_TRANSFORMERS.iter().map(|&(name, _)| name)
+    OF_TRANSFORMERS.iter().map(|&(name, _)| name).chain(WITH_PICTURES.iter().map(|&(name, _)| name))
 }

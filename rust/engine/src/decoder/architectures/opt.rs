@@ -1,4 +1,5 @@
-//! OPT: a table of positions that begins at row 2.
+//! OPT: a table of positions that begins at row 2. The model of 350M norms sums, and its tokens have vectors of their own
+//! width.
 
 use serde_json::Value;
 
@@ -22,24 +23,28 @@ const NAMES: Names = Names {
     gate: "",
     up: "fc1",
     down: "fc2",
+    row_projections: ["project_in", "project_out"],
     ..Names::LLAMA
 };
+const BEHIND: Names =
+    Names { attention_norms: ["", NAMES.attention_norms[0]], feed_norms: ["", NAMES.feed_norms[0]], ..NAMES };
 
 pub(super) fn read(fields: &Fields<'_>) -> Result<Architecture> {
-    fields.only("do_layer_norm_before", &Value::Bool(true), "norms before attention")?;
-    fields.only("_remove_final_layer_norm", &Value::Bool(false), "networks with a last norm")?;
+    let norms_before = fields.flag("do_layer_norm_before", true)?;
+    let norms_last = norms_before && !fields.flag("_remove_final_layer_norm", false)?;
     fields.only("layer_norm_elementwise_affine", &Value::Bool(true), "norms with factors")?;
     let width = fields.size("hidden_size", Some(768), 1, 1 << 16)?;
-    fields.only("word_embed_proj_dim", &Value::from(width), "embeddings as wide as the network")?;
+    let row_width = fields.size("word_embed_proj_dim", Some(768), 1, 1 << 16)?;
     let heads = fields.size("num_attention_heads", Some(12), 1, 1 << 10)?;
     let size = divided("num_attention_heads", heads, "hidden_size", width)?;
     let biased = fields.flag("enable_bias", true)?;
     let block = BlockPlan {
-        norms: Norms::Before,
+        norms: if norms_before { Norms::Before } else { Norms::Sum },
         heads,
         kv_heads: heads,
         size,
         rotary: None,
+        is_sloped: false,
         head_norm: HeadNorm::None,
         scale: 1.0 / (size as f32).sqrt(),
         score_cap: None,
@@ -61,14 +66,16 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Architecture> {
         vocabulary,
         rows: vocabulary,
         width,
+        row_width,
         positions: Some(fields.size("max_position_embeddings", Some(2048), 1, 1 << 20)?),
         position_rows_before: Some(2),
         embedding_scale: 1.0,
         norm: NormPlan::Layer { epsilon: EPSILON },
         norms_embedding: false,
+        norms_last,
         blocks: vec![block; fields.size("num_hidden_layers", Some(12), 1, 1 << 10)?],
         head: HeadPlan::plain(fields.flag("tie_word_embeddings", true)?),
         document: None,
     };
-    Ok(Architecture { plan, names: NAMES })
+    Ok(Architecture { plan, names: if norms_before { NAMES } else { BEHIND } })
 }
