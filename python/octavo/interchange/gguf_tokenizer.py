@@ -1,25 +1,29 @@
 """Tokenizers of GGUF files as the files that transformers and our engine read.
 
-Source: llama.cpp, ``src/llama-vocab.cpp`` (texts are split as it splits them) and ``convert_hf_to_gguf.py``.
+Source: llama.cpp, ``src/llama-vocab.cpp`` and ``convert_hf_to_gguf.py``. Ids are those of the tokenizer that the file
+was made of.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from octavo.errors import ContainerError
 from octavo.interchange.gguf import GgufFile
-from octavo.storage.reading import shown
+from octavo.interchange.gguf_pieces import CONTROL, NORMAL, UNKNOWN, UNUSED, USER, WORD_START, joined_pieces, unigrams
+from octavo.interchange.gguf_splits import SPLITS, bytes_step
+from octavo.storage.reading import CONFIG_BYTES, VOCABULARY_BYTES, parse_json, read_text, shown
 
 TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 PREFIX = "tokenizer.ggml."
-NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
-"""Kinds of tokens."""
-# Squares of the lengths of tokens, summed: characters that are looked at when tokens are split. Llama 2 has 2 million.
-_SPLIT_CHARACTERS = 100_000_000
-WORD_START = "▁"
+JSON_VALUES = 8_000_000
+"""Most values of a ``tokenizer.json``."""
+_WHOLE = "tokenizer.huggingface.json"
+_MODELS = ("gpt2", "llama", "t5", "bert")
 SPECIAL = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -30,67 +34,6 @@ SPECIAL = {
     "mask_token": "mask_token_id",
 }
 """Special tokens: as transformers names them, and the key of their number; the misspelling is that of the files."""
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-    r"\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-
-
-@dataclass(frozen=True)
-class Splitting:
-    """How texts become pieces before pairs are merged.
-
-    ``steps``: the part of ``tokenizer.json``. ``ignores_merges``: a piece that is a token is one. ``begins``: texts get
-    the first token where a file is silent. ``composes``: texts get the normal form C, which llama.cpp leaves out.
-    """
-
-    steps: dict[str, Any]
-    ignores_merges: bool = False
-    begins: bool = False
-    composes: bool = False
-
-
-def _bytes(*, splits: bool) -> dict[str, Any]:
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": splits}
-
-
-def _sequence(first: dict[str, Any], *, splits: bool) -> dict[str, Any]:
-    return {"type": "Sequence", "pretokenizers": [first, _bytes(splits=splits)]}
-
-
-def _matches(expression: str) -> dict[str, Any]:
-    first = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
-    return _sequence(first, splits=False)
-
-
-_GPT2 = Splitting(_bytes(splits=True))
-_NEOX = Splitting(_bytes(splits=True), composes=True)
-_DIGITS = Splitting(_sequence({"type": "Digits", "individual_digits": True}, splits=True))
-_LLAMA_3 = Splitting(_matches(_LLAMA3), ignores_merges=True, begins=True)
-_QWEN_2 = Splitting(_matches(_QWEN2), composes=True)
-SPLITS = {
-    "gpt-2": _GPT2,
-    "smollm": _DIGITS,
-    "llama-bpe": _LLAMA_3,
-    "qwen2": _QWEN_2,
-    "olmo": _NEOX,
-    "dbrx": Splitting(_matches(_LLAMA3)),
-    "stablelm2": Splitting(_matches(_QWEN2)),
-    "phi-2": _GPT2,
-    "jais": _GPT2,
-    "mpt": _NEOX,
-    "starcoder": _DIGITS,
-    "refact": _DIGITS,
-    "codeshell": _DIGITS,
-    "llama3": _LLAMA_3,
-    "llama-v3": _LLAMA_3,
-    "falcon3": _LLAMA_3,
-    "smaug-bpe": Splitting(_matches(_LLAMA3)),
-    "deepseek-r1-qwen": _QWEN_2,
-    "megrez": _QWEN_2,
-}
-"""How texts are split before pairs are merged, by ``tokenizer.ggml.pre``; files are written with the first name."""
 
 
 class _UnreadError(Exception):
@@ -100,45 +43,114 @@ class _UnreadError(Exception):
 def tokenizer_files(file: GgufFile, positions: int) -> tuple[dict[str, str], str | None]:
     """Return the texts of a tokenizer's files by their names, or none and why it is not read.
 
-    ``positions``: that the model has.
+    ``positions``: that the model has. Where the keys of the file name no tokenizer that is read, its copy of a
+    ``tokenizer.json`` counts, or the ``tokenizer.json`` beside it, with the settings there.
     """
-    return texts_of(file.metadata, positions)
+    files, problem = texts_of(file.metadata, positions)
+    if problem is None:
+        return files, None
+    try:
+        return _given(file, positions), None
+    except (_UnreadError, ContainerError) as error:
+        return {}, f"{problem}; {error}"
 
 
 def texts_of(metadata: Mapping[str, Any], positions: int) -> tuple[dict[str, str], str | None]:
-    """Return what :func:`tokenizer_files` does, of metadata by key."""
+    """Return the files that the keys of a file name, as :func:`tokenizer_files` does."""
     try:
-        return _files(metadata, positions), None
+        model = metadata.get(f"{PREFIX}model")
+        if model not in _MODELS:
+            raise _UnreadError(f"{PREFIX}model is {shown(model)}; read are {', '.join(_MODELS[:-1])} and {_MODELS[-1]}")
+        tokens = _texts(metadata, "tokens")
+        if len(set(tokens)) != len(tokens):
+            raise _UnreadError(f"{PREFIX}tokens has a token twice")
+        content = {"version": "1.0", "truncation": None, "padding": None, **_content(metadata, tokens)}
+        return _files(metadata, tokens, json.dumps(content, ensure_ascii=False), positions), None
     except _UnreadError as error:
         return {}, str(error)
 
 
-def _files(metadata: Mapping[str, Any], positions: int) -> dict[str, str]:
-    model = metadata.get(f"{PREFIX}model")
-    if model not in ("gpt2", "llama", "bert"):
-        raise _UnreadError(f"{PREFIX}model is {shown(model)}; read are gpt2, llama and bert")
-    tokens = _texts(metadata, "tokens")
-    if len(set(tokens)) != len(tokens):
-        raise _UnreadError(f"{PREFIX}tokens has a token twice")
-    kinds = metadata.get(f"{PREFIX}token_type", [])
+def _given(file: GgufFile, positions: int) -> dict[str, str]:
+    """Return the files of a ``tokenizer.json`` that is in a file or beside it."""
+    beside = Path(file.path).parent
+    content, label = file.metadata.get(_WHOLE), _WHOLE
+    settings = None
+    if not isinstance(content, str):
+        if not (beside / TOKENIZER).is_file():
+            raise _UnreadError(f"put the {TOKENIZER} of the model beside the file")
+        content, label = read_text(beside / TOKENIZER, VOCABULARY_BYTES), str(beside / TOKENIZER)
+        settings = read_text(beside / SETTINGS, CONFIG_BYTES) if (beside / SETTINGS).is_file() else None
+    tokens = [] if f"{PREFIX}tokens" not in file.metadata else _texts(file.metadata, "tokens")
+    parsed = parse_json(content, label, finite=False, most=JSON_VALUES)
+    _check_same(tokens, _kinds(file.metadata, tokens), parsed, label)
+    files = _files(file.metadata, tokens, content, positions)
+    return files if settings is None else {**files, SETTINGS: settings}
+
+
+def _check_same(tokens: Sequence[str], kinds: Sequence[int], content: Any, label: str) -> None:
+    """Refuse a ``tokenizer.json`` whose tokens are not those of the file, where it has any."""
+    try:
+        vocabulary = content["model"]["vocab"]
+        numbered = (
+            [(token, number) for number, (token, _) in enumerate(vocabulary)]
+            if isinstance(vocabulary, list)
+            else list(vocabulary.items())
+        )
+        numbered += [(one["content"], one["id"]) for one in content.get("added_tokens") or ()]
+        for token, number in numbered if tokens else ():
+            own = tokens[number] if type(number) is int and 0 <= number < len(tokens) else None
+            same = own is not None and token in (own, own.replace(" ", WORD_START), _piece(own, NORMAL))
+            if not same and (own is None or kinds[number] != UNUSED):
+                raise _UnreadError(
+                    f"{label} is of another model: its token {number} is {shown(token)}, in the file {shown(own)}"
+                )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise _UnreadError(f"{label} has another shape than that of the package tokenizers") from None
+
+
+def _files(metadata: Mapping[str, Any], tokens: Sequence[str], content: str, positions: int) -> dict[str, str]:
     special = _special(metadata, tokens)
-    if model == "gpt2":
-        parts = _pairs(metadata, tokens)
-    else:
-        parts = _pieces(metadata, tokens, special) if model == "llama" else _words(tokens, special)
-    added = [
-        {
-            "id": number, "content": tokens[number], "single_word": False, "lstrip": False, "rstrip": False,
-            "normalized": False, "special": kind == CONTROL,
-        }
-        for number, kind in enumerate(kinds[: len(tokens)] if isinstance(kinds, list) else [])
-        if kind in (CONTROL, USER)
-    ]  # fmt: skip
-    tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": positions, **special}
-    files = {TOKENIZER: json.dumps(tokenizer, ensure_ascii=False), SETTINGS: json.dumps(settings, ensure_ascii=False)}
+    files = {TOKENIZER: content, SETTINGS: json.dumps(settings, ensure_ascii=False)}
     template = metadata.get("tokenizer.chat_template")
     return {**files, TEMPLATE: template} if isinstance(template, str) else files
+
+
+def _kinds(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
+    """Return the kinds of tokens; those that the file leaves out are pieces of texts."""
+    kinds = metadata.get(f"{PREFIX}token_type", [])
+    kinds = kinds[: len(tokens)] if isinstance(kinds, list) else []
+    return [*kinds, *[NORMAL] * (len(tokens) - len(kinds))]
+
+
+def _content(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
+    """Return the parts of ``tokenizer.json``."""
+    model, kinds, special = metadata[f"{PREFIX}model"], _kinds(metadata, tokens), _special(metadata, tokens)
+    if model == "gpt2":
+        parts = _pairs(metadata, tokens)
+    elif model == "bert":
+        parts = _words(metadata, tokens, kinds, special)
+    else:
+        parts = _pieces(metadata, tokens, kinds, special)
+    added = [
+        {
+            "id": number, "content": _piece(tokens[number], kind) if model == "bert" else tokens[number],
+            "single_word": False, **_strips(metadata, tokens[number]), "normalized": False, "special": kind != USER,
+        }
+        for number, kind in enumerate(kinds)
+        if kind in (CONTROL, USER) or (kind == UNKNOWN and model != "gpt2")
+    ]  # fmt: skip
+    return {"added_tokens": added, **parts}
+
+
+def _strips(metadata: Mapping[str, Any], token: str) -> dict[str, bool]:
+    """Return whether white space beside a special token is left out: files do not say it, but the family does."""
+    model, names = metadata[f"{PREFIX}model"], (metadata.get(f"general.{one}") for one in ("architecture", "name"))
+    is_phi3 = any(isinstance(name, str) and ("phi3" in name.lower() or "phi-3" in name.lower()) for name in names)
+    return {
+        "lstrip": model == "t5" and token == "<mask>",
+        "rstrip": model == "llama" and is_phi3 and token not in ("<unk>", "<s>", "<|endoftext|>"),
+    }
 
 
 def _texts(metadata: Mapping[str, Any], key: str) -> list[str]:
@@ -169,7 +181,7 @@ def _pairs(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]
         "normalizer": {"type": "NFC"} if splitting.composes else None,
         "pre_tokenizer": splitting.steps,
         "post_processor": _around(metadata, tokens, begins=splitting.begins),
-        "decoder": _bytes(splits=True),
+        "decoder": bytes_step(splits=True),
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
@@ -179,90 +191,81 @@ def _pairs(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]
     }  # fmt: skip
 
 
-def _pieces(metadata: Mapping[str, Any], tokens: Sequence[str], special: Mapping[str, str]) -> dict[str, Any]:
-    """Pieces of SentencePiece: the adjacent pair whose union has the best score is joined first."""
+def _pieces(
+    metadata: Mapping[str, Any], tokens: list[str], kinds: list[int], special: Mapping[str, str]
+) -> dict[str, Any]:
+    """Pieces of SentencePiece. Scores of joined ones are whole numbers, those of unigrams logarithms."""
     scores = metadata.get(f"{PREFIX}scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens) or not all(type(one) is float for one in scores):
+    if not isinstance(scores, list) or len(scores) != len(tokens) or not all(map(_is_number, scores)):
         raise _UnreadError(f"{PREFIX}scores has no number for each token")
-    if "unk_token" not in special:
+    of_kind = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN), None)
+    unknown = special.get("unk_token", of_kind)
+    if unknown is None:
         raise _UnreadError(f"{PREFIX}{SPECIAL['unk_token']} is missing")
-    spaces: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": WORD_START}]
-    removals: list[dict[str, Any]] = []
-    if metadata.get(f"{PREFIX}add_space_prefix", True) is not False:
-        spaces.insert(0, {"type": "Prepend", "prepend": WORD_START})
-        removals = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}]
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    return {
-        "normalizer": {"type": "Sequence", "normalizers": spaces},
-        "pre_tokenizer": None,
-        "post_processor": _around(metadata, tokens, begins=True),
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [
-                {"type": "Replace", "pattern": {"String": WORD_START}, "content": " "},
-                {"type": "ByteFallback"},
-                {"type": "Fuse"},
-                *removals,
-            ],
-        },
-        "model": {
-            "type": "BPE", "dropout": None, "unk_token": special["unk_token"], "continuing_subword_prefix": None,
-            "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
-            "vocab": vocabulary, "merges": _merges(vocabulary, scores),
-        },
-    }  # fmt: skip
+    is_t5 = metadata[f"{PREFIX}model"] == "t5"
+    prefix = metadata.get(f"{PREFIX}add_space_prefix", True) is not False
+    around = _around(metadata, tokens, begins=not is_t5, ends=is_t5)
+    try:
+        if not is_t5 and all(score == int(score) for score, kind in zip(scores, kinds, strict=True) if kind == NORMAL):
+            return {**joined_pieces(tokens, kinds, scores, unknown, prefix=prefix), "post_processor": around}
+        parts = unigrams(
+            tokens, kinds, scores, tokens.index(unknown), prefix=prefix,
+            squeezes=metadata.get(f"{PREFIX}remove_extra_whitespaces", is_t5) is True,
+            characters=metadata.get(f"{PREFIX}precompiled_charsmap"),
+        )  # fmt: skip
+    except ValueError as error:
+        raise _UnreadError(f"{PREFIX}{error}") from None
+    return {**parts, "post_processor": around}
 
 
-def _merges(vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[list[str]]:
-    """Return the pairs whose union is a token, the best score first."""
-    if sum(len(token) ** 2 for token in vocabulary) > _SPLIT_CHARACTERS:
-        raise _UnreadError(f"{PREFIX}tokens is too long")
-    pairs = [
-        (-scores[number], number, token[:cut], token[cut:])
-        for token, number in vocabulary.items()
-        for cut in range(1, len(token))
-        if token[:cut] in vocabulary and token[cut:] in vocabulary
-    ]
-    pairs.sort(key=lambda pair: pair[:2])
-    return [[left, right] for *_, left, right in pairs]
-
-
-def _around(metadata: Mapping[str, Any], tokens: Sequence[str], *, begins: bool) -> dict[str, Any]:
-    """Return the step that puts the first and the last token around a text; ``begins``: where the file is silent."""
+def _around(metadata: Mapping[str, Any], tokens: Sequence[str], *, begins: bool, ends: bool = False) -> dict[str, Any]:
+    """Return the step that puts the first and the last token around a text; the defaults: where a file is silent."""
     around: list[list[str]] = []
-    for name, default in (("bos", begins), ("eos", False)):
+    for name, default in (("bos", begins), ("eos", ends)):
         number = metadata.get(f"{PREFIX}{name}_token_id")
         wanted = metadata.get(f"{PREFIX}add_{name}_token", default) is True and not isinstance(number, bool)
         around.append([tokens[number]] if wanted and isinstance(number, int) and 0 <= number < len(tokens) else [])
     return _template(around[0], around[1], tokens)
 
 
-def _words(tokens: Sequence[str], special: Mapping[str, str]) -> dict[str, Any]:
-    """Pieces of words, as BERT has them; texts lose case and accents, as llama.cpp does it for all such files."""
-    missing = next((name for name in ("cls_token", "sep_token", "unk_token") if name not in special), None)
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def _words(
+    metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int], special: Mapping[str, str]
+) -> dict[str, Any]:
+    """Pieces of words, as BERT has them; texts lose case and accents where a file does not say otherwise."""
+    ends = {"cls_token": special.get("bos_token"), **special}
+    missing = next((name for name in ("cls_token", "sep_token", "unk_token") if ends.get(name) is None), None)
     if missing is not None:
         raise _UnreadError(f"{PREFIX}{SPECIAL[missing]} is missing")
-    vocabulary = {_piece(token): number for number, token in enumerate(tokens)}
+    first, last, unknown = (ends[name] or "" for name in ("cls_token", "sep_token", "unk_token"))
+    vocabulary = {_piece(token, kind): number for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True))}
     if len(vocabulary) != len(tokens):
         raise _UnreadError(f"{PREFIX}tokens has a token twice")
+    lowercase = metadata.get(f"{PREFIX}normalizer.lowercase") is not False
+    accents = metadata.get(f"{PREFIX}normalizer.strip_accents")
     return {
         "normalizer": {
-            "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None,
-            "lowercase": True,
+            "type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
+            "strip_accents": accents if isinstance(accents, bool) else None, "lowercase": lowercase,
         },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": _template([special["cls_token"]], [special["sep_token"]], tokens),
+        "post_processor": _template([first], [last], tokens),
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
         "model": {
-            "type": "WordPiece", "unk_token": special["unk_token"], "continuing_subword_prefix": "##",
+            "type": "WordPiece", "unk_token": unknown, "continuing_subword_prefix": "##",
             "max_input_chars_per_word": 100, "vocab": vocabulary,
         },
     }  # fmt: skip
 
 
-def _piece(token: str) -> str:
+def _piece(token: str, kind: int) -> str:
     """Return a piece as WordPiece writes it; files mark those that begin a word, and leave special ones as they are."""
-    if token.startswith(WORD_START):
+    if kind == CONTROL:
+        return token
+    if token.startswith(WORD_START) and token != WORD_START:
         return token[1:]
     return token if token.startswith("[") and token.endswith("]") else f"##{token}"
 

@@ -14,26 +14,12 @@ from typing import Any
 
 from octavo.errors import ContainerError
 from octavo.interchange.gguf_metadata import Typed, f32s, flag, i32s, text, texts, u32
-from octavo.interchange.gguf_tokenizer import (
-    BYTE,
-    CONTROL,
-    NORMAL,
-    PREFIX,
-    SETTINGS,
-    SPECIAL,
-    SPLITS,
-    TEMPLATE,
-    TOKENIZER,
-    UNKNOWN,
-    UNUSED,
-    USER,
-    WORD_START,
-    texts_of,
-)
+from octavo.interchange.gguf_pieces import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER, WORD_START
+from octavo.interchange.gguf_splits import SPLITS
+from octavo.interchange.gguf_tokenizer import JSON_VALUES, PREFIX, SETTINGS, SPECIAL, TEMPLATE, TOKENIZER, texts_of
 from octavo.storage.reading import CONFIG_BYTES, VOCABULARY_BYTES, parse_json, read_text, shown
 
 CHAT_TEMPLATE = "tokenizer.chat_template"
-_JSON_VALUES = 8_000_000
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _NO_SCORE = -1e9  # of pieces that no pair is joined to
 
@@ -72,7 +58,7 @@ def same_tokenizer(folder: Path, metadata: Mapping[str, Typed], positions: int) 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
     content: dict[str, Any] = parse_json(
-        read_text(folder / name, VOCABULARY_BYTES), str(folder / name), finite=False, most=_JSON_VALUES
+        read_text(folder / name, VOCABULARY_BYTES), str(folder / name), finite=False, most=JSON_VALUES
     )
     return content
 
@@ -93,7 +79,7 @@ def _keys(folder: Path, rows: int, config: Mapping[str, Any]) -> dict[str, Typed
         keys = _of_json(tokenizer, settings, rows, config)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise _UnwrittenError(f"{TOKENIZER} has another shape than that of tokenizers: {error!r}") from None
-    _compare(tokenizer, keys)
+    _compare(tokenizer, keys, config)
     return keys
 
 
@@ -114,6 +100,7 @@ def _of_json(
         keys[f"{PREFIX}pre"] = text(_split_name(tokenizer))
     elif kind == "bert":
         named = [name if kinds[number] == UNUSED else _mark(name) for number, name in enumerate(named)]
+        special = {"bos_token_id": special["cls_token_id"], **special} if "cls_token_id" in special else special
     keys[f"{PREFIX}tokens"] = texts(named)
     if kind == "llama":
         keys[f"{PREFIX}scores"] = f32s(_scores(named, model["merges"]))
@@ -269,20 +256,44 @@ def _parsed(content: str) -> dict[str, Any]:
     return parse_json(content, TOKENIZER, most=len(content))
 
 
-def _compare(tokenizer: Mapping[str, Any], keys: Mapping[str, Typed]) -> None:
-    """Refuse metadata that are read as another tokenizer."""
-    files, problem = texts_of({key: one.value for key, one in keys.items()}, 0)
+def _compare(tokenizer: Mapping[str, Any], keys: Mapping[str, Typed], config: Mapping[str, Any]) -> None:
+    """Refuse metadata that are read as another tokenizer; the family of the model says more than they do."""
+    metadata = {key: one.value for key, one in keys.items()}
+    files, problem = texts_of({**metadata, "general.architecture": config.get("model_type")}, 0)
     if problem is not None:
         raise _UnwrittenError(problem)
-    ours, theirs = _parsed(files[TOKENIZER])["model"], tokenizer["model"]
+    read = _parsed(files[TOKENIZER])
+    _compare_strips(tokenizer, read)
+    ours, theirs = read["model"], tokenizer["model"]
     same = theirs["vocab"].items() <= ours["vocab"].items()
     if same and ours["type"] == "BPE":
         pairs = _pairs(theirs["merges"])
         same = ours["merges"] == pairs or (
-            bool(theirs.get("byte_fallback")) and _ranked(ours["merges"]) == _ranked(pairs)
+            bool(theirs.get("byte_fallback"))
+            and _ranked(ours["merges"]) == _ranked(_of_texts(pairs, metadata[f"{PREFIX}tokens"], keys))
         )
     if not same:
         raise _UnwrittenError("a GGUF file would give it other tokens")
+
+
+def _compare_strips(tokenizer: Mapping[str, Any], read: Mapping[str, Any]) -> None:
+    """Refuse special tokens that are found otherwise than a file has them."""
+    names = ("lstrip", "rstrip", "single_word")
+    found = {one["id"]: one for one in read["added_tokens"]}
+    for one in tokenizer.get("added_tokens") or ():
+        other = found.get(one["id"], {})
+        wrong = next((name for name in names if bool(one.get(name)) != bool(other.get(name))), None)
+        if wrong is not None:
+            raise _UnwrittenError(
+                f"{wrong} of its token {shown(one['content'])} is {bool(one.get(wrong))}, which no file says"
+            )
+
+
+def _of_texts(pairs: Sequence[Sequence[str]], tokens: Sequence[str], keys: Mapping[str, Typed]) -> list[Sequence[str]]:
+    """Return pairs without those of special tokens and bytes: these are found in a text before pairs are joined."""
+    kinds = keys[f"{PREFIX}token_type"].value
+    special = {token for token, kind in zip(tokens, kinds, strict=True) if kind in (UNKNOWN, CONTROL, BYTE)}
+    return [pair for pair in pairs if not special.intersection((*pair, "".join(pair)))]
 
 
 def _ranked(merges: Sequence[Sequence[str]]) -> list[list[list[str]]]:
