@@ -164,6 +164,38 @@ def test_a_pipe_gets_an_answer_a_line_as_it_asks(folder):
     assert plain == "".join(f"{answer}\n" for answer in octavo_lines(folder, "the cat", "the dog"))
 
 
+def asking(folder, data, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "octavo", "chat", folder, *QUIET, "--json"],
+        capture_output=True, **({} if data is None else {"input": data}), **options,
+    )  # fmt: skip
+
+
+def test_lines_of_any_pipe_are_messages(folder):
+    """The mark of an editor is none of the first one, and the last one may lack its end."""
+    wanted = octavo_lines(folder, "the cat", "the dog")
+    for data in (b"the cat\nthe dog\n", b"\xef\xbb\xbfthe cat\r\nthe dog"):
+        found = [json.loads(line) for line in asking(folder, data).stdout.splitlines()]
+        assert [one["text"] for one in found] == wanted and found[0]["prompt"] == "the cat"
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    program = [sys.executable, "-m", "octavo", "chat", folder, *QUIET, "--json"]
+    with subprocess.Popen(program, stdin=reading, stdout=subprocess.PIPE) as asked:
+        os.close(reading)
+        time.sleep(1)  # until it has read nothing
+        for part in (b"the c", b"at\nthe dog\n"):
+            os.write(writing, part)
+            time.sleep(0.2)
+        assert json.loads(asked.stdout.readline())["text"] == wanted[0]
+        os.close(writing)
+        assert json.loads(asked.stdout.readline())["text"] == wanted[1] and asked.wait(60) == 0
+
+
+def test_a_standard_input_that_is_closed_is_named(folder):
+    ran = asking(folder, None, preexec_fn=lambda: os.close(0))
+    assert ran.returncode == 2 and ran.stderr == b"error: standard input: it is closed\n", ran.stderr
+
+
 def test_generate_answers_messages(folder):
     answer = octavo_lines(folder, "the cat", "x", "--system", "sit")[0]
     options = ["generate", folder, "--chat", "the cat", "--system", "sit", "--tokens", "20"]

@@ -1,5 +1,6 @@
 """Tokenizers that the package ``tokenizers`` runs: ids are those of transformers, pieces are the whole text."""
 
+import json
 import subprocess
 import sys
 from itertools import pairwise
@@ -154,3 +155,27 @@ def test_threads_share_one(folders):
     with ThreadPoolExecutor(4) as pool:
         encoded = list(pool.map(lambda how: (how, ours.encode(text, special=how)), ["allow", "split"] * 50))
     assert all(np.array_equal(ids, wanted[how]) for how, ids in encoded)
+
+
+def written(path, tokenizer, **fields):
+    tokenizer.save(str(path / "tokenizer.json"))
+    values = json.loads((path / "tokenizer.json").read_text())
+    (path / "tokenizer.json").write_text(json.dumps({**values, **fields}))
+    return load_tokenizer(path)
+
+
+def test_what_the_package_raises_is_an_error_of_ours_that_names_the_file(tmp_path, capfd):
+    """Bare Exceptions of texts without ids, and panics, which are no Exceptions."""
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0}, unk_token="[UNK]"))
+    tokenizer = written(tmp_path, words)
+    with pytest.raises(DataError, match=r"tokenizer.json: it does not read this text: WordLevel .*; write it anew"):
+        tokenizer.encode("cat")
+    with pytest.raises(DataError, match=r"tokenizer.json: it reads no text: WordLevel"):
+        tokenizer.around  # noqa: B018 # a property
+    letters = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, []))
+    letters.decoder = tokenizers.decoders.Strip("a", 10, 10)
+    with pytest.raises(DataError, match=r"tokenizer.json: it does not write these ids: .*index"):
+        written(tmp_path, letters).decode([0, 1])
+    with pytest.raises(DataError, match=r"tokenizer.json: no tokenizer: .*x\.\.\.; write it anew") as caught:
+        written(tmp_path, letters, added_tokens="x" * 9999).encode("a")
+    assert len(str(caught.value)) < 500 + len(str(tmp_path))

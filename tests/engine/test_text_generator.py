@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import octavo
@@ -318,6 +319,25 @@ def split_at_none(items):
         else:
             parts[-1].append(item)
     return parts
+
+
+@pytest.mark.parametrize("share", [1e-3, 1e-45, 1e-300, 5e-324])
+def test_the_smallest_shares_leave_the_most_likely_token(folder, share):
+    decoder = TextGenerator.load(folder)
+    likely = decoder.generate("the cat", tokens=20)
+    for temperature in (5e-324, 1e-30, 1.0):
+        assert decoder.generate("the cat", Sampling(temperature=temperature, top_p=share), tokens=20) == likely
+
+
+def test_what_is_no_folder_of_safetensors_is_refused_with_a_fix(tmp_path, folder):
+    with pytest.raises(
+        ContainerError, match=r"config.json: a file that is no GGUF file; .* the folder of a model: try"
+    ):
+        TextGenerator.load(Path(folder) / "config.json")
+    (tmp_path / "config.json").write_text((Path(folder) / "config.json").read_text())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ContainerError, match=r"weights are in 'pytorch_model.bin', a pickle, .*save_pretrained"):
+        TextGenerator.load(tmp_path)
 
 
 def test_a_stop_is_a_text_or_several(folder):

@@ -29,8 +29,22 @@ def coming_lines() -> Iterator[str]:
 
     Raises DataError for other bytes than UTF-8, OSErrors.
     """
-    for number, line in enumerate(iter(sys.stdin.buffer.readline, b""), 1):
+    for number, line in enumerate(_lines(), 1):
         try:
-            yield line.decode().removesuffix("\n").removesuffix("\r")
+            yield line.decode().removesuffix("\r")
         except UnicodeDecodeError:
             raise DataError(f"standard input: line {number} is no UTF-8; accepted is text in UTF-8") from None
+
+
+def _lines() -> Iterator[bytes]:
+    data = read_first(sys.stdin.buffer, _READ)
+    rest: list[bytes] = []
+    while data:
+        *lines, last = data.split(b"\n")
+        for line in lines:
+            yield b"".join([*rest, line])
+            rest = []
+        rest.append(last)
+        data = read_some(sys.stdin.buffer, _READ)
+    if any(rest):
+        yield b"".join(rest)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from octavo.storage.reading import VOCABULARY_BYTES, read_bytes
 
 _FILE = "tokenizer.json"
 _REPLACED = "�"
+_MOST_MESSAGE = 200  # characters of another package's error
 _MOST_BEHIND = 16  # ids that may wait for the rest of a character, which has 4 bytes
 
 
@@ -50,6 +52,19 @@ class TextTokenizer(Protocol):
 
     def decode_stream(self, ids: Iterable[int], *, after: Sequence[int] = (), replace: bool = False) -> Iterator[str]:
         """Translate ids one by one."""
+
+
+@contextmanager
+def _typed(label: str, problem: str) -> Iterator[None]:
+    """Raise DataError for what the package raises: bare Exceptions, and panics, which are no Exceptions."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        text = " ".join(str(error).split())
+        text = text if len(text) <= _MOST_MESSAGE else f"{text[:_MOST_MESSAGE]}..."
+        raise DataError(f"{label}: {problem}: {text}; write it anew with save_pretrained") from None
 
 
 class ForeignTokenizer:
@@ -95,12 +110,10 @@ class ForeignTokenizer:
                 f"{self._label}: no byte-level BPE as the core runs it, and the package tokenizers, which runs others, "
                 "is missing; pip install tokenizers"
             ) from None
-        try:
+        with _typed(self._label, "no tokenizer"):
             tokenizer = Tokenizer.from_buffer(self._content)
-        except Exception as error:  # the package raises bare Exceptions
-            raise DataError(f"{self._label}: no tokenizer: {error}; write it anew with save_pretrained") from None
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
+            tokenizer.no_padding()
+            tokenizer.no_truncation()
         return tokenizer
 
     @cached_property
@@ -123,7 +136,9 @@ class ForeignTokenizer:
     @cached_property
     def around(self) -> tuple[list[int], list[int]]:
         """Ids that the file puts before and behind those of a text."""
-        ids, inside = (self._plain.encode("a", add_special_tokens=added).ids for added in (True, False))
+        tokenizer = self._plain
+        with _typed(self._label, "it reads no text"):
+            ids, inside = (tokenizer.encode("a", add_special_tokens=added).ids for added in (True, False))
         for begin in range(len(ids) - len(inside) + 1):
             if ids[begin : begin + len(inside)] == inside:
                 return ids[:begin], ids[begin + len(inside) :]
@@ -152,13 +167,14 @@ class ForeignTokenizer:
             Ids, ``[N]`` uint32.
 
         Raises:
-            DataError: for a refused special token and for half of a surrogate pair.
+            DataError: for a refused special token, half of a surrogate pair, and a text that the package refuses.
             DTypeError: for another kind of object.
         """
         special_code(special)
         check_text("text", text)
         tokenizer = self._splitting if special == "split" else self._plain
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        with _typed(self._label, "it does not read this text"):
+            ids = tokenizer.encode(text, add_special_tokens=False).ids
         if special == "refuse":
             # A token for unknown characters is special, too, and comes from texts that do not name it.
             numbers = set(ids)
@@ -178,8 +194,13 @@ class ForeignTokenizer:
 
         Returns:
             The text, special tokens included. An id that has no token is left out.
+
+        Raises:
+            DataError: for ids that the package refuses.
         """
-        return self._plain.decode([int(number) for number in np.asarray(ids).ravel()], skip_special_tokens=False)
+        tokenizer, numbers = self._plain, [int(number) for number in np.asarray(ids).ravel()]
+        with _typed(self._label, "it does not write these ids"):
+            return str(tokenizer.decode(numbers, skip_special_tokens=False))
 
     def decode_stream(self, ids: Iterable[int], *, after: Sequence[int] = (), replace: bool = False) -> Iterator[str]:
         """Translate ids one by one, as a model gives them. Bytes that are no UTF-8 become U+FFFD.

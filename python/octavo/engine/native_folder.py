@@ -14,6 +14,7 @@ from octavo.model_folder.quantization_entry import packing_entry, refuse_packing
 from octavo.model_folder.weight_files import PACKED_INDEX, held
 from octavo.storage.files import path_text
 from octavo.storage.named_models import resolved
+from octavo.storage.reading import shown
 
 
 @contextmanager
@@ -22,8 +23,8 @@ def native_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     It is removed at the end, so that the engine loads meanwhile all that it needs. What the folder has not as the file
     has it is warned of; the caller of the caller is named. Errors name ``path``. Raises ContainerError for folders with
-    the weights of several models, for packed weights in several files, for a package that no reader knows, and as the
-    reader of the file does.
+    the weights of several models, for packed weights in several files, for pickles, for a package that no reader knows,
+    for a file that is none, and as the reader of the file does.
     """
     named = resolved(path_text(path))
     reader = late("foreign_reader")(named)
@@ -39,7 +40,17 @@ def native_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _one_model(folder: Path) -> Path:
+    if folder.is_file():
+        raise ContainerError(
+            f"{folder}: a file that is no GGUF file; accepted are those, and the folder of a model: try {folder.parent}"
+        )
     names = held(folder)
+    pickle = next((file.name for file in sorted(folder.glob("*.bin"))), None)
+    if not names and pickle is not None:
+        raise ContainerError(
+            f"{folder}: its weights are in {shown(pickle)}, a pickle, which is a program; transformers writes "
+            "safetensors: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(ANOTHER)"
+        )
     if len(names) > 1:
         raise ContainerError(f"{folder}: holds {' and '.join(names)}; keep the one that is meant")
     if names == [PACKED_INDEX]:

@@ -43,15 +43,19 @@ def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def until(pieces: Iterable[str], stop: tuple[str, ...]) -> Iterator[str]:
-    """Yield pieces up to the first of the texts ``stop``, keeping back what may be the begin of one."""
+    """Yield pieces up to the first of the texts ``stop``, keeping back what may be the begin of one.
+
+    First is the one that ends first, so that what is yielded does not depend on where pieces end.
+    """
     pending = ""
     longest = max(map(len, stop), default=0)
     for piece in pieces:
         pending += piece
-        places = [place for one in stop if (place := pending.find(one)) >= 0]
-        if places:
-            if min(places):
-                yield pending[: min(places)]
+        ends = [(place + len(one), place) for one in stop if (place := pending.find(one)) >= 0]
+        if ends:
+            _, place = min(ends)
+            if place:
+                yield pending[:place]
             return
         back = next(
             (n for n in range(min(longest - 1, len(pending)), 0, -1) if any(s.startswith(pending[-n:]) for s in stop)),

@@ -31,6 +31,7 @@ CHAT_TOKENS = 1024
 """The same for answers of a chat, which end by themselves."""
 _PAGE = 64  # positions of a page of the cache
 _MOST = 1 << 31  # tokens
+_LEAST_SHARE = 2.0**-126
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +278,8 @@ class TextGenerator:
         return self._continued(self._begun(checked, sampling, pages, cache), len(checked), count, set(ends))
 
     def _begun(self, prompts: list[list[int]], sampling: Sampling, pages: int, cache: bool) -> _core._Generation:
-        how = (float(sampling.temperature), sampling.top_k, float(sampling.top_p), sampling.seed)
+        # The core has float32, in which smaller shares would be 0; all of them leave the most likely token.
+        how = (float(sampling.temperature), sampling.top_k, max(float(sampling.top_p), _LEAST_SHARE), sampling.seed)
         return _core._Generation(self._core, prompts, how, cache, pages, self._cache)
 
     def _continued(
