@@ -18,6 +18,7 @@ CLOSE = 1e-4
 """Of log-probabilities: float32 sums, against float64."""
 IDS = torch.randint(1, VOCABULARY, (100,), generator=torch.Generator().manual_seed(1)).tolist()
 CASES = [(architecture, layout) for layout in FOLDERS for architecture in ARCHITECTURES]
+OSS = ("gpt_oss", "gpt-oss")
 
 
 @torch.no_grad()
@@ -25,7 +26,7 @@ def log_probs(model, ids):
     return torch.log_softmax(model(torch.tensor([ids])).logits[0].double(), -1)
 
 
-@pytest.mark.parametrize(("architecture", "layout"), spread(CASES, 3))
+@pytest.mark.parametrize(("architecture", "layout"), [*spread(CASES, 3), OSS])
 def test_scores_and_greedy_tokens_are_those_of_the_decoded_model(tmp_path, architecture, layout):
     path = write_folder(tmp_path / "m", architecture, layout)
     decoder, model = TextGenerator.load(path), decoded_model(path, tmp_path / "decoded")
@@ -45,8 +46,10 @@ PACKED = [
 
 
 @pytest.mark.filterwarnings("error:.*are decoded to:octavo.OctavoWarning")
-@pytest.mark.parametrize("layout", spread(PACKED, 3))
-@pytest.mark.parametrize("architecture", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize(
+    ("architecture", "layout"),
+    [*spread([(architecture, layout) for layout in PACKED for architecture in ("llama", "qwen3_moe")], 3), OSS],
+)
 def test_weights_that_a_format_holds_stay_packed(tmp_path, architecture, layout):
     float_model(architecture).save_pretrained(tmp_path / "float")
     plain = TextGenerator.load(tmp_path / "float").nbytes

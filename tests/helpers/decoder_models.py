@@ -18,6 +18,7 @@ LONG = {
     "long_factor": [1.5 + i for i in range(8)],
 }  # fmt: skip
 GEMMA = {**SMALL, "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 40}
+OSS = {**SMALL, "head_dim": 32, "num_local_experts": 5, "sliding_window": 40}
 NEOX = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}
 FALCON = {key: value for key, value in NEOX.items() if key != "intermediate_size"}
 OPT = {
@@ -173,6 +174,17 @@ CASES = {
     "mixtral": ("Mixtral", {**SMALL, "num_local_experts": 5}),
     "mixtral window": ("Mixtral", {**SMALL, "num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 37}),
     "mixtral all": ("Mixtral", {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 4}),
+    "gpt oss": ("GptOss", {**OSS, "num_experts_per_tok": 2}),
+    "gpt oss long window": (
+        "GptOss",
+        {**OSS, "sliding_window": 200, "num_experts_per_tok": 1, "swiglu_limit": 2.5, "swiglu_alpha": 1.1,
+         "layer_types": ["full_attention", "sliding_attention", "full_attention"], "rope_parameters": YARN},
+    ),
+    "gpt oss without biases": (
+        "GptOss",
+        {**OSS, "num_experts_per_tok": 5, "attention_bias": False, "head_dim": 24, "num_key_value_heads": 4,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "tie_word_embeddings": True},
+    ),
     "qwen3 moe": (
         "Qwen3Moe",
         {**SMALL, "head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48,

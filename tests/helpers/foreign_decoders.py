@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "mixtral": ("Mixtral", {**_SMALL, "num_local_experts": 4}),
     "qwen3_moe": ("Qwen3Moe", {**_SMALL, **_EXPERTS, "norm_topk_prob": True}),
 }
+_OSS = ("GptOss", {**_SMALL, "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 40})
 _PACKED = re.compile(r"(_proj|\.w[123])\.weight$")
 FOLDERS = [*(name for name in LAYOUTS if name not in ("plain", "gpt-oss")), "torchao-mxfp4", "torchao-nvfp4"]
 """Layouts of weights: those of ``checkpoints``, and of torchao, whose files say in their metadata what a tensor is."""
@@ -31,7 +32,7 @@ def float_model(architecture):
     """A model with random weights."""
     import transformers
 
-    stem, sizes = ARCHITECTURES[architecture]
+    stem, sizes = _OSS if architecture == "gpt_oss" else ARCHITECTURES[architecture]
     kind = getattr(transformers, f"{stem}ForCausalLM")
     model = kind(kind.config_class(**sizes)).eval()
     generator = torch.Generator().manual_seed(0)
@@ -53,7 +54,10 @@ def write_folder(path, architecture, layout, **fields):
     config, metadata = json.loads((path / "config.json").read_text()), {"format": "pt"}
     is_torchao = layout.startswith("torchao")
     parts, settings = (None, {"quant_method": "torchao"}) if is_torchao else LAYOUTS[layout]
-    for name in [name for name in tensors if _PACKED.search(name)]:
+    for name in [name for name in tensors if architecture == "gpt_oss" and tensors[name].ndim == 3]:
+        made = [parts(expert.t().contiguous().numpy()) for expert in tensors.pop(name)]
+        tensors |= {f"{name}{part}": torch.from_numpy(np.concatenate([one[part] for one in made])) for part in made[0]}
+    for name in [name for name in tensors if architecture != "gpt_oss" and _PACKED.search(name)]:
         base, weight = name.removesuffix(".weight"), tensors.pop(name).numpy()
         if is_torchao:
             made, metadata[name] = _torchao(weight, layout.removeprefix("torchao-"))

@@ -65,6 +65,8 @@ def test_folders_are_models(tmp_path):
     transformers = pytest.importorskip("transformers")
     import octavo
     from helpers.checkpoints import write
+    from octavo.interchange.check.run_check import check_path
+    from octavo.interchange.conversion import as_folder
     from octavo.interchange.foreign_readers import reader_of
 
     config = transformers.GptOssConfig(
@@ -81,10 +83,31 @@ def test_folders_are_models(tmp_path):
     fields = {**config.to_dict(), "architectures": ["GptOssForCausalLM"], "dtype": "bfloat16"}
     write(tmp_path, tensors, {**fields, "quantization_config": SETTINGS})
     assert reader_of(tmp_path).kind == "a folder of gpt-oss"
-    with pytest.warns(octavo.OctavoWarning, match="2 of .* tensors are decoded to bfloat16: 2 of MXFP4 of gpt-oss"):
-        mine = octavo.load_model(tmp_path).state_dict()
-    assert all(same_bits(mine[name], value.contiguous()) for name, value in values.items())
-    assert len(reader_of(tmp_path).contents(tmp_path)[0]) == len(mine)
+    mine = octavo.load_model(tmp_path)
+    for name, value in values.items():
+        path, _, kind = name.rpartition(".")
+        for number, expert in enumerate(value):
+            layer_ = mine.get_submodule(f"{path}.{number}.{kind}")
+            assert str(layer_.weight.format) == "mxfp4" and same_bits(layer_.weight.decode(), expert.t())
+            assert same_bits(layer_.bias.detach(), model.state_dict()[f"{name}_bias"][number])
+    with as_folder(reader_of(tmp_path).open(tmp_path), packed=False) as (folder, _):
+        state = octavo.load_model(folder).state_dict()
+    assert all(same_bits(state[name], value.contiguous()) for name, value in values.items())
+    assert len(reader_of(tmp_path).contents(tmp_path)[0]) == len(state)
+    ids = torch.arange(8).unsqueeze(0)
+    model.load_state_dict(state)
+    with torch.no_grad():
+        assert (mine.float()(ids).logits - model.float()(ids).logits).abs().max() < 1e-2
+    routes = {(one.verdict, one.how, one.layers) for one in check_path(tmp_path, reader="octavo").routes}
+    assert ("takes", "stays packed as mxfp4", 2) in routes
+
+
+def test_experts_whose_scales_mxfp4_has_not_are_decoded():
+    parts, values = layer((2, 16, 64), generator(4))
+    parts["gate_up_proj_scales"][1, 3, 1] = 253
+    first, second = weight_of(weights_of, parts, SETTINGS, "a.b.gate_up_proj").matrices()
+    assert same_bits(first.carry(torch.bfloat16).decode(), values[0].t()) and same_bits(first.decode(), values[0].t())
+    assert second.carry(torch.bfloat16) == "scale code 253; up to 252 gpt-oss and mxfp4 mean the same"
 
 
 def made(rng):

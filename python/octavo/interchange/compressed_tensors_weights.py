@@ -6,7 +6,7 @@ and those of ``mx*`` and ``nvfp4`` to bfloat16. Of that dtype ours are equal to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -70,6 +70,10 @@ class CompressedWeight:
         """Dtype that the package decodes to: that of the scales, or bfloat16."""
         is_int = self.layout.form in (layouts.WORDS, layouts.BYTES, layouts.FLOATS)
         return getattr(torch, self.layout.parts[SCALE].dtype) if is_int else torch.bfloat16
+
+    def matrices(self) -> Sequence[CompressedWeight]:
+        """Return nothing: a weight is that of one layer."""
+        return ()
 
     # --- carried ------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from octavo.model_folder.infer_structure import fitting
 from octavo.model_folder.merged_tensors import MergedTensor
 from octavo.model_folder.model_config import CONFIG
 from octavo.model_folder.quantization_entry import ENTRY
-from octavo.model_folder.tensor_names import Places
+from octavo.model_folder.tensor_names import Placed, Places
 from octavo.model_folder.weight_files import Checkpoint
 from octavo.nn.replace_modules import replace_modules
 from octavo.nn.rewriting import RewrittenFrom, made_from, rewritten
@@ -61,6 +61,9 @@ class PackedWeight(Protocol):
 
     def decode(self) -> Tensor:
         """Return the values, to the bit those of the package."""
+
+    def matrices(self) -> Sequence[PackedWeight]:
+        """Return the matrices that a weight of several layers has, one for each; of others nothing."""
 
 
 class Packing(Protocol):
@@ -106,7 +109,8 @@ class QuantizedFolder:
 
     ``places``: where tensors go; a packed weight is a tensor on the meta device there, of
     ``stand_ins``. ``plain``: tensors of the folder that are not packed. ``whole``: the model as its class has it, where
-    experts are layers in this one.
+    experts are layers in this one. ``pieces``: weights of such experts that are one tensor in the folder, by names of
+    their own.
     """
 
     source: Checkpoint
@@ -116,6 +120,7 @@ class QuantizedFolder:
     plain: Mapping[str, Tensor]
     stand_ins: Mapping[str, Tensor]
     whole: QuantizedFolder | None = None
+    pieces: Mapping[str, PackedWeight] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path, read: ReadPacking) -> QuantizedFolder:
@@ -256,7 +261,7 @@ class QuantizedFolder:
 
     def _weight(self, name: str) -> PackedWeight | None:
         own = self._by_identity.get(id(self.places.tensors[name]))
-        return None if own is None else self.packing.weights[own]
+        return None if own is None else self.pieces.get(own) or self.packing.weights[own]
 
     def _joined(self, placed: MergedTensor, dtype: torch.dtype) -> PackedTensor | str:
         """Return the weights of one expert behind each other, or why they are not one packed matrix."""
@@ -277,28 +282,59 @@ class QuantizedFolder:
         modules: dict[str, RewrittenFrom] = {}
         for name, placed in self.places.tensors.items():
             path = name.rpartition(".")[0]
-            if path in modules or not isinstance(placed, MergedTensor):
+            if path in modules or not self._is_of_experts(name, placed):
                 continue
             module = network.get_submodule(path)
-            stand_in = rewritten(module) if any(part in self.stand_ins for part in _parts(placed)) else None
+            stand_in = rewritten(module)
             record = None if stand_in is None else made_from(stand_in)
             if stand_in is not None and record is not None and self._are_layers(path, record):
                 new[id(module)] = stand_in
                 modules[path] = record
         if not modules:
             return self
-        return replace(self, network=replace_modules(network, new), places=self.places.split(modules), whole=self)
+        places = self.places.split(modules)
+        pieces: dict[str, PackedWeight] = {}
+        stand_ins: dict[str, Tensor] = {}
+        for path, record in modules.items():
+            for name, origin in record.origins.items():
+                weight = self._weight(join(path, name))
+                for part, matrix in zip(origin.parts, () if weight is None else weight.matrices(), strict=False):
+                    pieces[own := join(path, part)] = matrix
+                    stand_ins[own] = places.tensors[own] = torch.empty(matrix.shape, dtype=matrix.dtype, device="meta")
+        return replace(
+            self,
+            network=replace_modules(network, new),
+            places=places,
+            whole=self,
+            pieces=pieces,
+            stand_ins={**self.stand_ins, **stand_ins},
+        )
+
+    def _is_of_experts(self, name: str, placed: Placed) -> bool:
+        """Whether a tensor of the model is made of several packed matrices."""
+        if isinstance(placed, MergedTensor):
+            return any(part in self.stand_ins for part in _parts(placed))
+        weight = self._weight(name)
+        return weight is not None and len(weight.matrices()) > 0
 
     def _are_layers(self, path: str, record: RewrittenFrom) -> bool:
-        """Whether the first part of each parameter is a packed matrix as it lies in the folder."""
+        """Whether the first part of each parameter is a packed matrix as it lies in the folder, or a bias."""
         for name, origin in record.origins.items():
-            placed = self.places.tensors.get(join(path, name))
-            if not isinstance(placed, MergedTensor) or origin.is_turned:
-                return False
-            parts = placed.parts()
-            if not parts or len(parts) != len(origin.parts) or parts[0].shape != origin.part_shape:
-                return False
-            if isinstance(self._joined(parts[0], self.dtype(join(path, name))), str):
+            whole = join(path, name)
+            placed, weight = self.places.tensors.get(whole), self._weight(whole)
+            if weight is not None:
+                matrices = weight.matrices()
+                if len(matrices) != len(origin.parts) or matrices[0].shape != origin.part_shape:
+                    return False
+                if isinstance(matrices[0].carry(self.dtype(whole)), str):
+                    return False
+            elif isinstance(placed, MergedTensor) and not origin.is_turned:
+                parts = placed.parts()
+                if not parts or len(parts) != len(origin.parts) or parts[0].shape != origin.part_shape:
+                    return False
+                if isinstance(self._joined(parts[0], self.dtype(whole)), str):
+                    return False
+            elif not isinstance(placed, Tensor) or len(origin.part_shape) != 1:
                 return False
         return True
 

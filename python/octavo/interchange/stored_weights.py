@@ -115,6 +115,10 @@ class LayerWeight(ABC):
         except NotHeldError as error:
             return str(error)
 
+    def matrices(self) -> Sequence[LayerWeight]:
+        """Return the matrices that a weight of several layers has, one for each; of others nothing."""
+        return ()
+
     @abstractmethod
     def held(self, dtype: torch.dtype) -> PackedTensor:
         """Return the weight of a logical dtype in a format of ours. Raises NotHeldError."""

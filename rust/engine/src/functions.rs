@@ -68,6 +68,19 @@ fn folded(mut sums: [f32; LANES]) -> f32 {
     sums[0]
 }
 
+/// Scores to shares that add up to 1 with that of one more score.
+#[inline(always)]
+pub(crate) fn softmax_beside(scores: &mut [f32], other: f32) {
+    let largest = scores.iter().copied().fold(other, f32::max);
+    for score in scores.iter_mut() {
+        *score = exp(*score - largest);
+    }
+    let total = sum(scores, |score| score) + exp(other - largest);
+    for score in scores {
+        *score /= total;
+    }
+}
+
 /// Scores to shares that add up to 1.
 #[inline(always)]
 pub fn softmax(scores: &mut [f32]) {

@@ -208,8 +208,9 @@ def _judge_of(own: Reader, path: Path) -> Callable[[Layer, Settings], tuple[Verd
         weight = weights.get(f"{layer.module}.weight", weights.get(layer.name))
         if weight is None:
             return "refuses", f"no weight of {kind}"
+        matrices = weight.matrices()
         try:
-            carried = weight.carry(torch.float32)
+            carried = (matrices[0] if matrices else weight).carry(torch.float32)
         except ContainerError as error:
             return "refuses", str(error)
         if isinstance(carried, str):

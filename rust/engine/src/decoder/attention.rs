@@ -1,7 +1,7 @@
 //! Attention of one query to the pages of its sequence, in loops that compilers turn into vectors.
 
 use super::cache::{PAGE, Slice};
-use crate::functions::{Loops, at_level, softmax};
+use crate::functions::{Loops, at_level, softmax, softmax_beside};
 use octavo_core::simd::exp::unfused::tanh;
 
 /// One position's query, `[heads, size]`, and what it sees.
@@ -14,6 +14,8 @@ pub(super) struct Query<'a> {
     pub(super) cap: Option<f32>,
     /// By head: what scores grow with the position of the key, before they are scaled. Empty where they do not.
     pub(super) slopes: &'a [f32],
+    /// By head: a score beside those of positions, whose share is of nothing. Empty where there is none.
+    pub(super) sinks: &'a [f32],
     /// The pages of its sequence.
     pub(super) pages: &'a [&'a [f32]],
     pub(super) layer: Slice,
@@ -57,7 +59,7 @@ struct Attended<'a> {
 impl Loops for Attended<'_> {
     #[inline(always)]
     fn run(self) {
-        let Self { of: &Query { query, share, scale, cap, slopes, pages, layer, first, end }, head, out } = self;
+        let Self { of: &Query { query, share, scale, cap, slopes, sinks, pages, layer, first, end }, head, out } = self;
         let size = layer.size;
         let query = &query[head * size..][..size];
         let (start, from) = (first / PAGE, head / share);
@@ -85,7 +87,10 @@ impl Loops for Attended<'_> {
         if let Some(cap) = cap {
             seen.iter_mut().for_each(|score| *score = cap * tanh(*score / cap));
         }
-        softmax(seen);
+        match sinks.get(head) {
+            Some(&sink) => softmax_beside(seen, sink),
+            None => softmax(seen),
+        }
         out.fill(0.0);
         for (number, &weight) in (first..).zip(seen.iter()) {
             let values = &layer.values(pages[number / PAGE - start], from)[number % PAGE * size..][..size];
@@ -144,6 +149,7 @@ mod tests {
                 scale: 0.3,
                 cap: None,
                 slopes: &[],
+                sinks: &[],
                 pages: &some,
                 layer,
                 first,

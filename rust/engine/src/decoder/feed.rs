@@ -4,7 +4,7 @@ use super::names::{ExpertNames, Names};
 use super::plan::{ExpertsPlan, FeedPlan, Gate};
 use crate::error::{Error, Result};
 use crate::functions::{Loops, at_level, softmax};
-use crate::layers::{Activation, Demand, Dense, Source, activate};
+use crate::layers::{Activation, Demand, Dense, Source, activate, gated_pairs};
 
 /// The feed-forward network of a block, or several with what chooses among them.
 pub(super) struct Feed {
@@ -17,9 +17,31 @@ pub(super) struct Layers {
     activation: Activation,
     gate: Option<Dense>,
     up: Dense,
-    /// `up` has the rows of the activations, then those of the other projection.
-    is_together: bool,
+    /// How `up` has rows of the activations, too.
+    joined: Joined,
     down: Dense,
+}
+
+/// Rows of a layer that has the activations and the other projection.
+#[derive(Clone, Copy)]
+enum Joined {
+    /// It has the other projection alone.
+    No,
+    Halves,
+    Pairs {
+        slope: f32,
+        most: f32,
+    },
+}
+
+impl Joined {
+    const fn of(gate: Gate) -> Self {
+        match gate {
+            Gate::None | Gate::Apart => Self::No,
+            Gate::Together => Self::Halves,
+            Gate::Pairs { slope, most } => Self::Pairs { slope, most },
+        }
+    }
 }
 
 impl Feed {
@@ -33,12 +55,13 @@ impl Feed {
             let demand = Demand { inputs, outputs, biased: plan.biased, transposed: names.transposed };
             source.dense(&at(name), demand)
         };
-        let rows = if plan.gate == Gate::Together { 2 * plan.inner } else { plan.inner };
+        let joined = Joined::of(plan.gate);
+        let rows = if matches!(joined, Joined::No) { plan.inner } else { 2 * plan.inner };
         let layers = Layers {
             activation: plan.activation,
             gate: (plan.gate == Gate::Apart).then(|| dense(names.gate, width, plan.inner)).transpose()?,
             up: dense(names.up, width, rows)?,
-            is_together: plan.gate == Gate::Together,
+            joined,
             down: dense(names.down, plan.inner, width)?,
         };
         Ok(Self { networks: vec![layers], choice: None })
@@ -55,26 +78,30 @@ impl Feed {
     ) -> Result<Self> {
         let has = |name: &str| source.has(&at(&format!("{name}.weight")));
         let [router, checkpoint] = names.routers;
-        let router = source
-            .dense(&at(if has(router) { router } else { checkpoint }), Demand::of(width, experts.count, false))?;
+        let router = if has(router) { router } else { checkpoint };
+        let router = source.dense(&at(router), Demand::of(width, experts.count, plan.biased))?;
         let [module, checkpoint] = names.modules;
         let [both, behind] = names.together;
         let [gate, up, down] = names.apart;
         let inner = plan.inner;
         let whole = |name: &str, inputs, outputs| {
-            source.stacked(&at(&format!("{module}.{name}")), experts.count, Demand::of(inputs, outputs, false))
+            // Those in pairs are the transpose of others.
+            let transposed = matches!(plan.gate, Gate::Pairs { .. });
+            let demand = Demand { inputs, outputs, biased: plan.biased, transposed };
+            source.stacked(&at(&format!("{module}.{name}")), experts.count, demand)
         };
         let (all_both, all_behind) = (whole(both, width, 2 * inner)?, whole(behind, inner, width)?);
         let (mut all_both, mut all_behind) = (all_both.map(Vec::into_iter), all_behind.map(Vec::into_iter));
         let one = |number: usize, name: &str, inputs, outputs| {
             let path = [module, checkpoint].map(|module| format!("{module}.{number}.{name}"));
             let path = path.iter().find(|path| has(path)).unwrap_or(&path[0]);
-            source.dense(&at(path), Demand::of(inputs, outputs, false))
+            source.dense(&at(path), Demand::of(inputs, outputs, plan.biased))
         };
+        let is_paired = matches!(plan.gate, Gate::Pairs { .. });
         let mut layers = Vec::new();
         for number in 0..experts.count {
             let stacked = all_both.as_mut().and_then(Iterator::next);
-            let is_together = stacked.is_some() || has(&format!("{module}.{number}.{both}"));
+            let is_together = is_paired || stacked.is_some() || has(&format!("{module}.{number}.{both}"));
             let (gate, up) = match stacked {
                 Some(both) => (None, both),
                 None if is_together => (None, one(number, both, width, 2 * inner)?),
@@ -82,10 +109,15 @@ impl Feed {
             };
             let down = match all_behind.as_mut().and_then(Iterator::next) {
                 Some(behind) => behind,
-                None if has(&format!("{module}.{number}.{behind}")) => one(number, behind, inner, width)?,
+                None if is_paired || has(&format!("{module}.{number}.{behind}")) => one(number, behind, inner, width)?,
                 None => one(number, down, inner, width)?,
             };
-            layers.push(Layers { activation: plan.activation, gate, up, is_together, down });
+            let joined = match (is_together, Joined::of(plan.gate)) {
+                (false, _) => Joined::No,
+                (true, pairs @ Joined::Pairs { .. }) => pairs,
+                (true, _) => Joined::Halves,
+            };
+            layers.push(Layers { activation: plan.activation, gate, up, joined, down });
         }
         Ok(Self { networks: layers, choice: Some((router, experts)) })
     }
@@ -117,13 +149,13 @@ impl Feed {
 impl Layers {
     fn apply(&self, x: &[f32]) -> Result<Vec<f32>> {
         let mut inner = self.up.apply_rows_independently(x)?;
-        match &self.gate {
-            Some(gate) => {
+        match (&self.gate, self.joined) {
+            (Some(gate), _) => {
                 let mut gates = gate.apply_rows_independently(x)?;
                 activate(&mut gates, self.activation)?;
                 inner.iter_mut().zip(gates).for_each(|(x, gate)| *x *= gate);
             }
-            None if self.is_together => {
+            (None, Joined::Halves) => {
                 let half = self.down.inputs;
                 let (mut gates, mut rest) = (Vec::with_capacity(inner.len() / 2), Vec::with_capacity(inner.len() / 2));
                 for row in inner.chunks_exact(2 * half) {
@@ -135,7 +167,8 @@ impl Layers {
                 rest.iter_mut().zip(gates).for_each(|(x, gate)| *x *= gate);
                 inner = rest;
             }
-            None => activate(&mut inner, self.activation)?,
+            (None, Joined::Pairs { slope, most }) => inner = gated_pairs(&inner, slope, most)?,
+            (None, Joined::No) => activate(&mut inner, self.activation)?,
         }
         self.down.apply_rows_independently(&inner)
     }

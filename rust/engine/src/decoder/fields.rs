@@ -21,7 +21,11 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn refused(&self, field: &str, accepted: &str) -> crate::Error {
-        let value = self.of.get(field).map_or_else(|| "missing".to_owned(), |value| shown(&value.to_string()));
+        let value = match self.of.get(field) {
+            None => "missing".to_owned(),
+            Some(Value::String(text)) => format!("'{}'", shown(text)),
+            Some(value) => shown(&value.to_string()),
+        };
         refuse(format!("{} is {value}; {accepted}", self.place(field)))
     }
 

@@ -25,6 +25,8 @@ pub(super) struct Names {
     /// Norms of queries and keys.
     pub(super) head_norms: [&'static str; 2],
     pub(super) out: &'static str,
+    /// Scores of heads for seeing nothing.
+    pub(super) sinks: &'static str,
     /// Norms of what the feed-forward network reads, and of what it gives.
     pub(super) feed_norms: [&'static str; 2],
     /// One layer of both is `up`.
@@ -78,6 +80,7 @@ impl Names {
         projections: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
         head_norms: ["self_attn.q_norm", "self_attn.k_norm"],
         out: "self_attn.o_proj",
+        sinks: "",
         feed_norms: ["post_attention_layernorm", ""],
         gate: "mlp.gate_proj",
         up: "mlp.up_proj",

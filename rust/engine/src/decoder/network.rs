@@ -27,6 +27,8 @@ pub(super) struct Block {
     pub(super) feed: Feed,
     /// By head, where scores grow with positions.
     pub(super) slopes: Vec<f32>,
+    /// By head, where they have a score for seeing nothing.
+    pub(super) sinks: Vec<f32>,
 }
 
 impl Block {
@@ -63,6 +65,7 @@ impl Block {
             out: source.dense(&at(names.out), demand(seen, plan.width, block.out_biased))?,
             feed_norms: [norm(reads_feed, reads[1])?, norm(gives_feed, gives)?],
             feed: Feed::load(source, names, number, &block.feed, plan.width)?,
+            sinks: if block.has_sinks { source.numbers(&at(names.sinks), block.heads)? } else { Vec::new() },
             slopes: if block.is_sloped { slopes(block.heads) } else { Vec::new() },
         })
     }

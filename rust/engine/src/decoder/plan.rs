@@ -62,6 +62,8 @@ pub(super) struct BlockPlan {
     pub(super) scale: f32,
     /// A bound that scores approach, `cap tanh(score / cap)`.
     pub(super) score_cap: Option<f32>,
+    /// Each head has a score for seeing nothing (gpt-oss).
+    pub(super) has_sinks: bool,
     /// Positions that are seen, the own one included.
     pub(super) window: Option<usize>,
     pub(super) projections_biased: bool,
@@ -133,13 +135,18 @@ pub(super) struct FeedPlan {
 }
 
 /// Whether activations are multiplied with a second projection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Gate {
     None,
     /// A layer of its own has the activations.
     Apart,
     /// One layer has both: rows of the activations, then of the other projection (Phi-3).
     Together,
+    /// One layer has both in turn, and both are bounded by `most`: `(other + 1) * x * sigmoid(slope * x)` (gpt-oss).
+    Pairs {
+        slope: f32,
+        most: f32,
+    },
 }
 
 /// A mixture of experts. Source: Shazeer et al. 2017; Jiang et al. 2024 (Mixtral).

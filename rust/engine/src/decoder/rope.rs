@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::fields::Fields;
 use super::plan::{RotaryKind, RotaryPlan, Scaling};
-use crate::error::Result;
+use crate::error::{Result, refuse};
 
 /// Pairs of numbers of a head at most.
 const MOST_NUMBERS: usize = 1 << 12;
@@ -101,7 +101,7 @@ impl Outer<'_> {
 
     fn of(&self, base: f32, partial: f64, scaling: Scaling) -> Result<RotaryPlan> {
         if base <= 0.0 {
-            return Err(self.fields.refused("rope_theta", "accepted is a number above 0"));
+            return Err(refuse(format!("rope_theta is {base}; accepted is a number above 0")));
         }
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "as Python's int()")]
         let turned = (self.size as f64 * partial) as usize;

@@ -180,8 +180,9 @@ impl Block {
             let (first, end) = (first(&place), place.position + 1);
             let (query, pages) = (&queries[row * seen..][..seen], pages[place.sequence].as_slice());
             let share = plan.heads / plan.kv_heads;
-            let (scale, cap, slopes) = (plan.scale, plan.score_cap, self.slopes.as_slice());
-            Query { query, share, scale, cap, slopes, pages, layer: cached.slice, first, end }
+            let (scale, cap) = (plan.scale, plan.score_cap);
+            let (slopes, sinks) = (self.slopes.as_slice(), self.sinks.as_slice());
+            Query { query, share, scale, cap, slopes, sinks, pages, layer: cached.slice, first, end }
         };
         let work: usize = places.iter().map(|place| (place.position + 1) * seen * 2 * size_of::<f32>()).sum();
         let heads = out.chunks_exact_mut(size).enumerate().collect();

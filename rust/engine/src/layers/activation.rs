@@ -30,6 +30,34 @@ pub(crate) fn activate(values: &mut [f32], activation: Activation) -> Result<()>
     Ok(pool::consume(pieces, PIECE * size_of::<f32>() * 8, |piece| at_level(Each { values: piece, activation }))?)
 }
 
+/// Pairs of a number `x` and another one, both bounded by `most`, as `(other + 1) * x * sigmoid(slope * x)`. Source: gpt-oss.
+pub(crate) fn gated_pairs(pairs: &[f32], slope: f32, most: f32) -> Result<Vec<f32>> {
+    let mut out = vec![0.0; pairs.len() / 2];
+    let pieces = out.chunks_mut(PIECE).zip(pairs.chunks(2 * PIECE)).collect();
+    pool::consume(pieces, PIECE * size_of::<f32>() * 8, |(out, pairs): (&mut [f32], &[f32])| {
+        at_level(Pairs { pairs, out, slope, most });
+    })?;
+    Ok(out)
+}
+
+struct Pairs<'a> {
+    pairs: &'a [f32],
+    out: &'a mut [f32],
+    slope: f32,
+    most: f32,
+}
+
+impl Loops for Pairs<'_> {
+    #[inline(always)]
+    fn run(self) {
+        let (pairs, _) = self.pairs.as_chunks::<2>();
+        for (out, [x, other]) in self.out.iter_mut().zip(pairs) {
+            let x = x.min(self.most);
+            *out = (other.clamp(-self.most, self.most) + 1.0) * x * sigmoid(self.slope * x);
+        }
+    }
+}
+
 struct Each<'a> {
     values: &'a mut [f32],
     activation: Activation,

@@ -4,7 +4,7 @@ mod activation;
 mod dense;
 mod source;
 
-pub(crate) use activation::{Activation, activate};
+pub(crate) use activation::{Activation, activate, gated_pairs};
 #[cfg(feature = "candle")]
 pub(crate) use dense::Added;
 pub(crate) use dense::Dense;

@@ -265,7 +265,7 @@ impl Source {
             None => {
                 let mut values = self.file.floats(self.stored(&weight))?;
                 if transposed {
-                    values = (0..inputs * outputs).map(|at| values[at % inputs * outputs + at / inputs]).collect();
+                    values = turn(&values, inputs, outputs);
                 }
                 let bias = if let Added::Floats(bias) = &bias { bias.as_slice() } else { &[] };
                 Weight::Plain(Matrix::new(inputs, outputs, &values, bias))
@@ -274,22 +274,37 @@ impl Source {
         Ok(Dense { inputs, outputs, weight, bias, input, output, integer })
     }
 
-    /// Layers without biases whose plain weights are one tensor `[count, outputs, inputs]`; none where the file has no such
-    /// tensor.
+    /// Layers whose plain weights are one tensor `[count, outputs, inputs]`, or `[count, inputs, outputs]`, and whose biases
+    /// are another one; none where the file has no such tensor.
     pub(crate) fn stacked(&self, name: &str, count: usize, demand: Demand) -> Result<Option<Vec<Dense>>> {
         let path = self.path(name);
         if self.file.shape(self.stored(&path)).is_none() {
             return Ok(None);
         }
-        let Demand { inputs, outputs, .. } = demand;
-        self.check_shape(&path, &[count, outputs, inputs])?;
+        let Demand { inputs, outputs, biased, transposed } = demand;
+        let sizes = if transposed { [inputs, outputs] } else { [outputs, inputs] };
+        self.check_shape(&path, &[count, sizes[0], sizes[1]])?;
         let values = self.file.floats(self.stored(&path))?;
-        let layer = |values: &[f32]| {
-            let weight = Weight::Plain(Matrix::new(inputs, outputs, values, &[]));
-            let bias = Added::Floats(Vec::new());
+        let biases = if biased {
+            let path = format!("{path}_bias");
+            self.check_shape(&path, &[count, outputs])?;
+            self.file.floats(self.stored(&path))?
+        } else {
+            Vec::new()
+        };
+        let layer = |(number, values): (usize, &[f32])| {
+            let turned: Vec<f32>;
+            let mut rows = values;
+            if transposed {
+                turned = turn(values, inputs, outputs);
+                rows = &turned;
+            }
+            let bias = biases.get(number * outputs..(number + 1) * outputs).unwrap_or_default();
+            let weight = Weight::Plain(Matrix::new(inputs, outputs, rows, bias));
+            let bias = Added::Floats(bias.to_vec());
             Dense { inputs, outputs, weight, bias, input: None, output: None, integer: false }
         };
-        Ok(Some(values.chunks_exact(outputs * inputs).map(layer).collect()))
+        Ok(Some(values.chunks_exact(outputs * inputs).enumerate().map(layer).collect()))
     }
 
     /// Several layers of the same inputs as one whose outputs follow each other: one product takes less than several do.
@@ -372,4 +387,9 @@ impl Source {
         }
         Ok(Rounding { format, rule, scales, zeros, levels })
     }
+}
+
+/// `[outputs, inputs]` of `[inputs, outputs]`.
+fn turn(values: &[f32], inputs: usize, outputs: usize) -> Vec<f32> {
+    (0..inputs * outputs).map(|at| values[at % inputs * outputs + at / inputs]).collect()
 }

@@ -63,6 +63,7 @@ pub(super) fn read(fields: &Fields<'_>) -> Result<Architecture> {
         head_norm: HeadNorm::None,
         scale: 1.0 / (size as f32).sqrt(),
         score_cap: None,
+        has_sinks: false,
         window: None,
         projections_biased: biased,
         order: Order::Grouped,

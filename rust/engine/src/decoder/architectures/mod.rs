@@ -8,6 +8,7 @@ mod falcon;
 mod gemma;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
 mod granite;
 mod llama;
 mod mixtral;
@@ -45,6 +46,7 @@ const OF_TRANSFORMERS: &[(&str, Read)] = &[
     ("gemma3_text", gemma::read_3),
     ("gpt2", gpt2::read),
     ("gpt_neox", gpt_neox::read),
+    ("gpt_oss", gpt_oss::read),
     ("granite", granite::read),
     ("llama", llama::read),
     ("mistral", llama::read_mistral),

@@ -58,6 +58,7 @@ impl Usual {
             head_norm: HeadNorm::None,
             scale: 1.0 / (size as f32).sqrt(),
             score_cap: None,
+            has_sinks: false,
             window: None,
             projections_biased: biased[0],
             order: Order::Stacked,
