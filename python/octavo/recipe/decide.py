@@ -105,6 +105,11 @@ def _given(rule: Rule, role: str, spec: Spec | None, selected: list[Site]) -> li
 def _nothing(rule: Rule, sites: Iterable[Site], kind: str) -> str:
     """Return the message about a rule that matches nothing, with the nearest names."""
     selector = rule.selector
+    if selector.kind is None and any("PackedLayer" in site.classes for site in sites):
+        return (
+            f"rule '{rule}' matches no {kind}: those of the model are packed already; octavo unpack writes its float "
+            "model, and model.dequantize() of a model of transformers returns it"
+        )
     if selector.kind is None:
         return f"rule '{rule}': {selector} matches no {kind}; name what is meant, as in 'encoder.** {rule}'"
     if selector.kind == "type":

@@ -124,7 +124,7 @@ def _check_float(model: nn.Module) -> None:
         raise DTypeError(f"sensitivity is measured on a torch.nn.Module, got {type(model).__name__}")
     for path, module in model.named_modules():
         if isinstance(module, QuantLayer | PackedLayer):
-            raise DTypeError(f"{path}: is quantized already; measure the float model")
+            raise DTypeError(f"{path}: is quantized already; measure the float model, which octavo unpack writes")
 
 
 def candidates(model: nn.Module, sites: Iterable[Site]) -> list[Site]:
