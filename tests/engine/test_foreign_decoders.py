@@ -39,6 +39,44 @@ def test_scores_and_greedy_tokens_are_those_of_the_decoded_model(tmp_path, archi
         assert best.max() < CLOSE  # equal, but for ties
 
 
+SCHEMES = {
+    "int4 groups": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32},
+    "int8 channels": {"num_bits": 8, "type": "int", "strategy": "channel"},
+    "fp8 channels": {"num_bits": 8, "type": "float", "strategy": "channel"},
+    "fp8 one scale": {"num_bits": 8, "type": "float", "strategy": "tensor"},
+    "fp8 blocks": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_models_that_compressed_tensors_packed_run(tmp_path, architecture, scheme):
+    quantization = pytest.importorskip("compressed_tensors.quantization")
+    from compressed_tensors.compressors import ModelCompressor
+
+    weights = quantization.QuantizationArgs(**SCHEMES[scheme], symmetric=True)
+    group = quantization.QuantizationScheme(targets=["Linear"], weights=weights)
+    model = float_model(architecture)
+    settings = quantization.QuantizationConfig(config_groups={"group": group}, ignore=["lm_head"])
+    quantization.apply_quantization_config(model, settings)
+    for layer in model.modules():
+        if hasattr(layer, "quantization_scheme"):
+            scales, (rows, columns) = layer.weight_scale, layer.weight.shape
+            count = (scales.shape[0], scales.shape[1]) if scales.ndim == 2 else (1, 1)
+            blocks = layer.weight.detach().reshape(count[0], rows // count[0], count[1], columns // count[1])
+            most = {"int": 2 ** (weights.num_bits - 1) - 0.5, "float": 448}[SCHEMES[scheme]["type"]]
+            scales.data.copy_((blocks.abs().amax((1, 3)) / most).half().reshape(scales.shape))
+            layer.quantization_status = quantization.QuantizationStatus.FROZEN
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    model.save_pretrained(tmp_path / "m")
+    compressor.update_config(tmp_path / "m")
+    scores = torch.from_numpy(TextGenerator.load(tmp_path / "m").scores(IDS).copy()).double()
+    wanted = log_probs(decoded_model(tmp_path / "m", tmp_path / "decoded"), IDS)
+    assert (torch.log_softmax(scores, -1) - wanted).abs().max() < CLOSE
+    assert (wanted - log_probs(float_model(architecture).double(), IDS)).abs().max() > CLOSE
+
+
 PACKED = [
     "ct-int4", "ct-int8-channel", "ct-uint4", "mxfp4", "mxfp8", "nvfp4", "gptq-4", "gptq-8", "awq", "modelopt-nvfp4",
     "torchao-mxfp4", "torchao-nvfp4",

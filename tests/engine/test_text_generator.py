@@ -321,6 +321,18 @@ def split_at_none(items):
     return parts
 
 
+def test_scores_that_are_not_finite_are_refused(tmp_path):
+    llama(tmp_path / "m", template=False)
+    file = tmp_path / "m" / "model.safetensors"
+    tensors = octavo.load(file)
+    tensors["model.layers.0.mlp.up_proj.weight"].fill_(3e38)
+    octavo.save(tensors, file, metadata={"format": "pt"})
+    decoder = TextGenerator.load(tmp_path / "m")
+    for run in (lambda: decoder.scores([1, 2]), lambda: decoder.generate("the", tokens=2)):
+        with pytest.raises(ContainerError, match="scores of the next token are not finite: the weights are too large"):
+            run()
+
+
 @pytest.mark.parametrize("share", [1e-3, 1e-45, 1e-300, 5e-324])
 def test_the_smallest_shares_leave_the_most_likely_token(folder, share):
     decoder = TextGenerator.load(folder)

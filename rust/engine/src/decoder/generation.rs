@@ -99,9 +99,7 @@ impl Generation {
         let mut next = vec![None; self.texts.len()];
         let numbers: Vec<usize> = (0..self.texts.len()).filter(|&at| !self.texts[at].ended).collect();
         let scores = self.decoder.scores(&hidden)?;
-        if !scores.iter().fold(true, |all, score| all & score.is_finite()) {
-            return Err(refuse("the scores of the next token are not finite: the weights are too large for float32"));
-        }
+        check_finite(&scores)?;
         for (&number, scores) in numbers.iter().zip(scores.chunks_exact(self.decoder.vocabulary())) {
             let text = &mut self.texts[number];
             let id = self.sampling.choose(scores, number as u64, text.ids.len());
@@ -197,6 +195,13 @@ impl Generation {
     }
 }
 
+fn check_finite(scores: &[f32]) -> Result<()> {
+    if scores.iter().fold(true, |all, score| all & score.is_finite()) {
+        return Ok(());
+    }
+    Err(refuse("the scores of the next token are not finite: the weights are too large for float32"))
+}
+
 impl Decoder {
     /// Refuses prompts that cannot be continued.
     fn check(&self, number: usize, ids: &[u32]) -> Result<()> {
@@ -250,7 +255,9 @@ impl Decoder {
             .collect();
         let mut scores = Vec::new();
         for block in places.chunks(BLOCK) {
-            scores.extend(self.scores(&self.pass(block, &[&pages], &mut cache)?)?);
+            let of_block = self.scores(&self.pass(block, &[&pages], &mut cache)?)?;
+            check_finite(&of_block)?;
+            scores.extend(of_block);
         }
         Ok(scores)
     }
