@@ -63,6 +63,9 @@ def contestants(folder: Path, positions: int, threads: int) -> list[Contestant]:
         head = _OURS[_llama.stored(next(iter(files.values())))[1]]
         found += [_octavo(plain, folder, ours, head, inputs) for inputs in ("float32", _INPUTS)]
         found += [_llama_cpp(name, file, positions, threads) for name, file in files.items()]
+    # The file of the package as it is, without a word of transformers in between.
+    found.append(_of_octavo("q4_1 of the package", "q8_0", "float32", _smollm2.gguf()))
+    found.append(_llama_cpp("q4_1 of the package", _smollm2.gguf(), positions, threads))
     return found
 
 
@@ -75,6 +78,10 @@ def _octavo(plain: Path, folder: Path, weights: str, head: str, inputs: str) -> 
         )
         model = transformers.AutoModelForCausalLM.from_pretrained(plain).eval()
         octavo.save_model(octavo.pack_model(octavo.quantize_model(model, recipe, progress=False)), place)
+    return _of_octavo(weights, head, inputs, place)
+
+
+def _of_octavo(weights: str, head: str, inputs: str, place: Path) -> Contestant:
     decoder = octavo.TextGenerator.load(place)
 
     def generate(prompt: Sequence[int], tokens: int) -> Iterator[int]:

@@ -179,6 +179,40 @@ fn products_are_within_the_bound() {
 }
 
 #[test]
+fn a_scale_that_is_not_finite_spoils_its_own_row_alone() {
+    let _turn = turn();
+    for processor in Processor::available() {
+        processor.limit();
+        for text in ["int8:g32", "int8:g16", "int5:g32", "int4:g32", "uint4:g32,offset", "uint5:g32,offset"] {
+            for (at, (m, n, k)) in SHAPES.into_iter().enumerate() {
+                let (clean, x, bias) = (Weight::new(text, (n, k)), numbers(m * k, 7), numbers(n, 9));
+                let mut spoilt = Weight::new(text, (n, k));
+                let bad = 7 * at % n;
+                let halves = spoilt.parts[1].len() / 2 / n;
+                for (of_row, half) in [(0, 0x7c00u16), (halves - 1, 0x7e00), (halves / 2, 0xfc00)] {
+                    spoilt.parts[1] = clean.parts[1].clone();
+                    let place = 2 * (bad * halves + of_row);
+                    spoilt.parts[1][place..place + 2].copy_from_slice(&half.to_le_bytes());
+                    let mut out = vec![f32::NAN; m * n];
+                    let to = ValuesMut::F32(&mut out);
+                    multiply(Values::F32(&x), m, &spoilt.matrix(), Some(Values::F32(&bias)), to).expect("a product");
+                    let what = format!("{text} {m}x{n}x{k} {}, {half:x} at {of_row}", processor.name());
+                    let mut instead = vec![0.0; m * n];
+                    let to = ValuesMut::F32(&mut instead);
+                    multiply(Values::F32(&x), m, &clean.matrix(), Some(Values::F32(&bias)), to).expect("a product");
+                    for (out, instead) in out.chunks_mut(n).zip(instead.chunks(n)) {
+                        assert!(!out[bad].is_finite(), "{what}: {}", out[bad]);
+                        out[bad] = instead[bad];
+                    }
+                    clean.assert_bound(&x, &bias, &out, &what);
+                }
+            }
+        }
+    }
+    Processor::Amx.limit();
+}
+
+#[test]
 fn products_of_rounded_inputs_are_within_the_bound() {
     on_every_processor(|weight, number, x, bias, what| {
         let text = INPUTS[number % INPUTS.len()];

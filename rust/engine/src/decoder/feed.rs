@@ -1,5 +1,7 @@
 //! [`Feed`]: the feed-forward network of a block, or a mixture of several among which each token chooses.
 
+use octavo_core::pool;
+
 use super::names::{ExpertNames, Names};
 use super::plan::{ExpertsPlan, FeedPlan, Gate};
 use crate::error::{Error, Result};
@@ -55,16 +57,27 @@ impl Feed {
             let demand = Demand { inputs, outputs, biased: plan.biased, transposed: names.transposed };
             source.dense(&at(name), demand)
         };
-        let joined = Joined::of(plan.gate);
-        let rows = if matches!(joined, Joined::No) { plan.inner } else { 2 * plan.inner };
-        let layers = Layers {
-            activation: plan.activation,
-            gate: (plan.gate == Gate::Apart).then(|| dense(names.gate, width, plan.inner)).transpose()?,
-            up: dense(names.up, width, rows)?,
-            joined,
-            down: dense(names.down, plan.inner, width)?,
+        let (gate, up, joined) = match plan.gate {
+            Gate::None => (None, dense(names.up, width, plan.inner)?, Joined::No),
+            Gate::Apart => {
+                let demand =
+                    Demand { inputs: width, outputs: plan.inner, biased: plan.biased, transposed: names.transposed };
+                Self::gated(source, [&at(names.gate), &at(names.up)], demand)?
+            }
+            gate => (None, dense(names.up, width, 2 * plan.inner)?, Joined::of(gate)),
         };
+        let down = dense(names.down, plan.inner, width)?;
+        let layers = Layers { activation: plan.activation, gate, up, joined, down };
         Ok(Self { networks: vec![layers], choice: None })
+    }
+
+    /// Gate and up, as one layer where they are packed alike: the bits are the same, one product takes less than two.
+    fn gated(source: &Source, paths: [&str; 2], demand: Demand) -> Result<(Option<Dense>, Dense, Joined)> {
+        if let Some(both) = source.dense_together(&paths.map(|path| (path, demand)))? {
+            return Ok((None, both, Joined::Halves));
+        }
+        let [gate, up] = paths;
+        Ok((Some(source.dense(gate, demand)?), source.dense(up, demand)?, Joined::No))
     }
 
     /// Experts have both projections in one layer each, in one tensor of all, or layers of their own.
@@ -92,30 +105,32 @@ impl Feed {
         };
         let (all_both, all_behind) = (whole(both, width, 2 * inner)?, whole(behind, inner, width)?);
         let (mut all_both, mut all_behind) = (all_both.map(Vec::into_iter), all_behind.map(Vec::into_iter));
+        let path = |number: usize, name: &str| {
+            let paths = [module, checkpoint].map(|module| format!("{module}.{number}.{name}"));
+            at(paths.iter().find(|path| has(path)).unwrap_or(&paths[0]))
+        };
         let one = |number: usize, name: &str, inputs, outputs| {
-            let path = [module, checkpoint].map(|module| format!("{module}.{number}.{name}"));
-            let path = path.iter().find(|path| has(path)).unwrap_or(&path[0]);
-            source.dense(&at(path), Demand::of(inputs, outputs, plan.biased))
+            source.dense(&path(number, name), Demand::of(inputs, outputs, plan.biased))
         };
         let is_paired = matches!(plan.gate, Gate::Pairs { .. });
         let mut layers = Vec::new();
         for number in 0..experts.count {
             let stacked = all_both.as_mut().and_then(Iterator::next);
-            let is_together = is_paired || stacked.is_some() || has(&format!("{module}.{number}.{both}"));
-            let (gate, up) = match stacked {
-                Some(both) => (None, both),
-                None if is_together => (None, one(number, both, width, 2 * inner)?),
-                None => (Some(one(number, gate, width, inner)?), one(number, up, width, inner)?),
+            let joined = if is_paired { Joined::of(plan.gate) } else { Joined::Halves };
+            let (gate, up, joined) = match stacked {
+                Some(both) => (None, both, joined),
+                None if is_paired || has(&format!("{module}.{number}.{both}")) => {
+                    (None, one(number, both, width, 2 * inner)?, joined)
+                }
+                None => {
+                    let paths = [&*path(number, gate), &*path(number, up)];
+                    Self::gated(source, paths, Demand::of(width, inner, plan.biased))?
+                }
             };
             let down = match all_behind.as_mut().and_then(Iterator::next) {
                 Some(behind) => behind,
                 None if is_paired || has(&format!("{module}.{number}.{behind}")) => one(number, behind, inner, width)?,
                 None => one(number, down, inner, width)?,
-            };
-            let joined = match (is_together, Joined::of(plan.gate)) {
-                (false, _) => Joined::No,
-                (true, pairs @ Joined::Pairs { .. }) => pairs,
-                (true, _) => Joined::Halves,
             };
             layers.push(Layers { activation: plan.activation, gate, up, joined, down });
         }
@@ -198,12 +213,27 @@ fn mixed(x: &[f32], router: &Dense, experts: &[Layers], plan: ExpertsPlan) -> Re
             rows_of[expert].push((row, probabilities[expert] / sum));
         }
     }
-    let mut out = vec![0.0; x.len()];
-    for (layers, rows) in experts.iter().zip(rows_of).filter(|(_, rows)| !rows.is_empty()) {
+    let active: Vec<_> = experts.iter().zip(rows_of).filter(|(_, rows)| !rows.is_empty()).collect();
+    let apply = |(layers, rows): &(&Layers, Vec<(usize, f32)>)| {
         let some: Vec<f32> = rows.iter().flat_map(|&(row, _)| &x[row * width..][..width]).copied().collect();
-        let fed = layers.apply(&some)?;
+        layers.apply(&some)
+    };
+    let mut out = vec![0.0; x.len()];
+    let mut add = |rows: &[(usize, f32)], fed: &[f32]| {
         for (&(row, share), fed) in rows.iter().zip(fed.chunks_exact(width)) {
             out[row * width..][..width].iter_mut().zip(fed).for_each(|(out, value)| *out += value * share);
+        }
+    };
+    let threads = pool::num_threads();
+    if x.len() == width && threads > 1 && active.len().is_multiple_of(threads) {
+        // As many experts on each thread: they wait for each other once, not at every product.
+        let fed = pool::map(active.len(), usize::MAX, |at| pool::alone(|| apply(&active[at])))?;
+        for ((_, rows), fed) in active.iter().zip(fed) {
+            add(rows, &fed?);
+        }
+    } else {
+        for expert in &active {
+            add(&expert.1, &apply(expert)?);
         }
     }
     Ok(out)

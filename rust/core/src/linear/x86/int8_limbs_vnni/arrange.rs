@@ -17,8 +17,10 @@ pub(super) struct Input {
     pub(super) limbs: Vec<Line<i8, LINE>>,
     /// By block and limb of the products, initial values of the accumulators.
     pub(super) starts: Vec<Line<i32, 16>>,
-    /// By block and limb, sums of inputs, which zero points or offsets multiply.
+    /// By block and limb, sums of inputs, which zero points multiply.
     pub(super) sums: Vec<Line<f32, 16>>,
+    /// By block, sums of inputs over all limbs times their units, which offsets multiply.
+    pub(super) totals: Vec<Line<f32, 16>>,
     /// By block, the scale of the accumulators, where all lanes have one.
     pub(super) units: Vec<f32>,
     /// By block and lane, where groups of codes have each their own.
@@ -51,7 +53,8 @@ impl Input {
             count,
             limbs: zeroed(blocks * count * lines)?,
             starts: zeroed(blocks * (count + plan.limbs - 1))?,
-            sums: zeroed(if plan.zeros || plan.offsets { blocks * count } else { 0 })?,
+            sums: zeroed(if plan.zeros { blocks * count } else { 0 })?,
+            totals: zeroed(if plan.offsets { blocks } else { 0 })?,
             units: zeroed(if count > 1 { blocks } else { 0 })?,
             unit_lines: zeroed(if count > 1 { 0 } else { blocks })?,
             least: f32::INFINITY,
@@ -78,7 +81,7 @@ impl Input {
         }
         let places = count + plan.limbs - 1;
         for (block, starts) in input.starts.chunks_exact_mut(places).enumerate() {
-            for limb in 0..count {
+            for limb in (0..count).rev() {
                 let lines = &input.limbs[(block * count + limb) * lines..][..lines];
                 // SAFETY: as the caller promises.
                 let all = unsafe { lane_sums(lines) };
@@ -89,6 +92,15 @@ impl Input {
                 }
                 if let Some(sums) = input.sums.get_mut(block * count + limb) {
                     sums.0 = all.0.map(|sum| sum as f32);
+                }
+                if let Some(totals) = input.totals.get_mut(block) {
+                    let units = match limb {
+                        0 if count > 1 => Line([input.units[block]; 16]),
+                        0 => input.unit_lines[block],
+                        _ => Line([1.0; 16]),
+                    };
+                    // SAFETY: as the caller promises.
+                    unsafe { add_limb(totals, &all, &units) };
                 }
             }
         }
@@ -129,6 +141,20 @@ unsafe fn lane_sums(lines: &[Line<i8, LINE>]) -> Line<i32, 16> {
     // SAFETY: as above.
     unsafe { _mm512_store_si512(all.0.as_mut_ptr().cast(), sums) };
     all
+}
+
+/// Makes totals `(256 * totals + sums) * units`.
+///
+/// # Safety
+/// The processor must have AVX-512 F.
+#[target_feature(enable = "avx512f")]
+unsafe fn add_limb(totals: &mut Line<f32, 16>, sums: &Line<i32, 16>, units: &Line<f32, 16>) {
+    // SAFETY: lines are whole aligned vectors.
+    unsafe {
+        let sums = _mm512_cvtepi32_ps(_mm512_load_si512(sums.0.as_ptr().cast()));
+        let all = _mm512_fmadd_ps(_mm512_load_ps(totals.0.as_ptr()), _mm512_set1_ps(256.0), sums);
+        _mm512_store_ps(totals.0.as_mut_ptr(), _mm512_mul_ps(all, _mm512_load_ps(units.0.as_ptr())));
+    }
 }
 
 /// Splits 128 columns into the even and the odd ones.

@@ -12,8 +12,8 @@ use super::CHUNK;
 use super::arrange::{Input, Weights};
 use super::inputs::{FixedInputs, largest};
 use super::plan::{Plan, Scale};
-use super::scales::{Scales, is_moderate, zeros_vbmi};
-use super::sum::{BYTES, NARROW, NIBBLES, NO_ZEROS, OFFSETS, POINTS, Sum, Sums, WIDE};
+use super::scales::{MIN_HALF, Scales, is_moderate, zeros_vbmi};
+use super::sum::{BYTES, NARROW, NIBBLES, NO_ZEROS, OFFSETS, POINTS, Stored, Sum, Sums, WIDE};
 use crate::codec::rows::Rows;
 use crate::codec::set_len;
 use crate::error::Result;
@@ -26,7 +26,7 @@ pub(super) const UNROLL_ROWS: usize = 4;
 /// Rows of inputs multiplied with weights while those are in registers.
 pub(super) const UNROLL_INPUTS: usize = 4;
 /// Rows of weights in one unit of work, at most, and at least.
-const MAX_UNIT_ROWS: usize = 64;
+const MAX_UNIT_ROWS: usize = 32;
 const MIN_UNIT_ROWS: usize = 16;
 /// Bytes of codes in one unit of work, about: threads that come late, or are slow, leave some to the others.
 const UNIT_BYTES: usize = 64 << 10;
@@ -56,6 +56,8 @@ pub(in crate::linear) struct Dot<'a> {
     clear_zeros: bool,
     /// Sums of the products of a lane with inputs of three limbs are int32: those of four columns, or eight of nibbles.
     whole: bool,
+    /// Scales, and offsets behind them, are float16, at most eight numbers of a block, which are read where they are.
+    halves: bool,
 }
 
 /// Scratch memory of one thread, for the rows that are multiplied together.
@@ -93,18 +95,30 @@ impl<'a> Dot<'a> {
             }
         }
         inputs.sort_by_key(|(_, input)| input.count);
+        let group = plan.group.min(LINE);
+        let numbers = block / group * if plan.offsets { 2 } else { 1 };
         let all = (0..x.rows).fold(0, |all, row| all | 1 << row);
         Ok(Self {
             plan,
             rows,
             scales,
             block,
-            group: plan.group.min(LINE),
+            group,
             inputs,
             all,
             without,
             clear_zeros: !plan.zeros && !plan.offsets && plan.zero_is_zero,
             whole: i64::from(plan.most) * i64::from(largest(3)) * (block / 16) as i64 <= i64::from(i32::MAX),
+            halves: plan.scale == Scale::Half
+                && plan.group == group
+                && numbers <= 8
+                && plan.limbs == 1
+                && !plan.zeros
+                && match way(plan) {
+                    NIBBLES | NARROW => true,
+                    BYTES => !plan.offsets,
+                    _ => false,
+                },
         })
     }
 
@@ -150,7 +164,11 @@ impl<'a> Dot<'a> {
                     next = unsafe { self.prepare(first + UNROLL_ROWS, count, &mut ahead) };
                 }
                 let keep = |row: usize, values: &Sum| {
-                    products[row * unit_rows + first - start..][..count].copy_from_slice(&values[..count]);
+                    let to = &mut products[row * unit_rows + first - start..][..count];
+                    match to.as_mut_array() {
+                        Some(all) => *all = *values, // of fixed length: no call
+                        None => to.copy_from_slice(&values[..count]),
+                    }
                 };
                 let rows = match prepared {
                     // SAFETY: as above.
@@ -178,6 +196,9 @@ impl<'a> Dot<'a> {
 
     /// Makes room for one thread's work, with a scale of 1 and a zero point of 0 where rows have none.
     fn clear(&self, scratch: &mut Scratch) -> Result<()> {
+        if self.halves {
+            return Ok(());
+        }
         // Groups are loaded eight at a time.
         let places = UNROLL_ROWS * self.groups() + 8;
         set_len(&mut scratch.scales, places)?;
@@ -185,6 +206,11 @@ impl<'a> Dot<'a> {
         set_len(&mut scratch.zeros, if self.plan.zeros || self.plan.offsets { places } else { 0 })?;
         scratch.zeros.fill(0.0);
         Ok(())
+    }
+
+    /// Groups in a row that are stored.
+    pub(super) const fn stored_groups(&self) -> usize {
+        self.scales.groups
     }
 
     /// Groups of ours in a row.
@@ -203,6 +229,9 @@ impl<'a> Dot<'a> {
         // Rows beyond the last repeat it.
         let row_of = |r: usize| first + r.min(count - 1);
         let (mut steps, mut least) = ([1.0; UNROLL_ROWS], _mm512_set1_ps(f32::INFINITY));
+        if self.halves {
+            return Some(Prepared { steps, least: MIN_HALF });
+        }
         if self.plan.scale == Scale::Row {
             for (r, step) in steps.iter_mut().enumerate() {
                 *step = self.rows.row_step(row_of(r)) as f32;
@@ -282,7 +311,11 @@ impl<'a> Dot<'a> {
         let &Prepared { steps, least } = prepared;
         let row_of = |r: usize| first + r.min(count - 1);
         let (codes, row_bytes) = self.rows.codes();
-        let rows: [*const u8; UNROLL_ROWS] = std::array::from_fn(|r| codes[row_of(r) * row_bytes..].as_ptr());
+        let (scales, scale_bytes) = (self.scales.bytes(), self.scales.row_bytes(self.plan.offsets));
+        let rows = Stored {
+            codes: std::array::from_fn(|r| codes[row_of(r) * row_bytes..].as_ptr()),
+            scales: std::array::from_fn(|r| scales.as_ptr().wrapping_add(row_of(r) * scale_bytes).cast()),
+        };
         let mut left = self.without;
         let mut rest = self.inputs.as_slice();
         while let Some((_, next)) = rest.first() {
@@ -310,9 +343,11 @@ impl<'a> Dot<'a> {
                 // Rare: each scale is then checked alone.
                 let vanish = least * input.least < f32::MIN_POSITIVE
                     && (self.plan.offsets
+                        || self.halves
                         || (0..UNROLL_ROWS)
                             .any(|r| input.vanishes(&scratch.scales[r * groups..][..groups], self.block / self.group)));
-                if vanish {
+                // Scales that were not looked at may be infinite or NaN.
+                if vanish || self.halves && !values.iter().fold(true, |all, value| all & value.is_finite()) {
                     left |= 1 << row;
                     continue;
                 }
@@ -323,55 +358,122 @@ impl<'a> Dot<'a> {
         left
     }
 
-    /// [`Self::sum`] for the weights' own way and number of limbs.
+    /// [`Self::sum`] for the weights' own way, number of limbs and scales.
     ///
     /// # Safety
     /// As for [`Self::sum`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
     unsafe fn product<const LIMBS: usize, const INPUTS: usize>(
         &self,
-        rows: &[*const u8; UNROLL_ROWS],
+        rows: &Stored,
         chunk: &[(usize, Input)],
         scratch: &Scratch,
     ) -> Sums {
         let x: [&Input; INPUTS] = std::array::from_fn(|i| &chunk[i].1);
-        let way = match self.plan.width {
-            4 => NIBBLES,
-            1..=6 => NARROW,
-            _ if self.plan.bytes => BYTES,
-            _ => WIDE,
-        };
         let whole = self.whole && LIMBS == 3;
-        if self.plan.offsets {
-            // SAFETY: as the caller promises.
-            return unsafe {
-                match (way, self.plan.limbs) {
-                    (NIBBLES, _) => self.sum::<LIMBS, INPUTS, NIBBLES, 1, OFFSETS, false>(rows, x, scratch),
-                    (NARROW, _) => self.sum::<LIMBS, INPUTS, NARROW, 1, OFFSETS, false>(rows, x, scratch),
-                    (_, 1) => self.sum::<LIMBS, INPUTS, WIDE, 1, OFFSETS, false>(rows, x, scratch),
-                    _ => self.sum::<LIMBS, INPUTS, WIDE, 2, OFFSETS, false>(rows, x, scratch),
-                }
+        macro_rules! sum {
+            ($way:ident, $each:literal, $zeros:ident, $whole:literal, $halves:literal) => {
+                self.sum::<LIMBS, INPUTS, $way, $each, $zeros, $whole, $halves>(rows, x, scratch)
             };
         }
+        let (way, limbs) = (way(self.plan), self.plan.limbs);
         // SAFETY: as the caller promises.
         unsafe {
-            match (way, self.plan.limbs, self.plan.zeros) {
-                (NIBBLES, 1, false) if whole => self.sum::<LIMBS, INPUTS, NIBBLES, 1, NO_ZEROS, true>(rows, x, scratch),
-                (NARROW, 1, false) if whole => self.sum::<LIMBS, INPUTS, NARROW, 1, NO_ZEROS, true>(rows, x, scratch),
-                (NIBBLES, 1, false) => self.sum::<LIMBS, INPUTS, NIBBLES, 1, NO_ZEROS, false>(rows, x, scratch),
-                (NIBBLES, 1, true) => self.sum::<LIMBS, INPUTS, NIBBLES, 1, POINTS, false>(rows, x, scratch),
-                (NIBBLES, 2, _) => self.sum::<LIMBS, INPUTS, NIBBLES, 2, NO_ZEROS, false>(rows, x, scratch),
-                (NIBBLES, ..) => self.sum::<LIMBS, INPUTS, NIBBLES, 3, NO_ZEROS, false>(rows, x, scratch),
-                (NARROW, 1, false) => self.sum::<LIMBS, INPUTS, NARROW, 1, NO_ZEROS, false>(rows, x, scratch),
-                (NARROW, 1, true) => self.sum::<LIMBS, INPUTS, NARROW, 1, POINTS, false>(rows, x, scratch),
-                (NARROW, 2, _) => self.sum::<LIMBS, INPUTS, NARROW, 2, NO_ZEROS, false>(rows, x, scratch),
-                (NARROW, ..) => self.sum::<LIMBS, INPUTS, NARROW, 3, NO_ZEROS, false>(rows, x, scratch),
-                (WIDE, 1, false) => self.sum::<LIMBS, INPUTS, WIDE, 1, NO_ZEROS, false>(rows, x, scratch),
-                (WIDE, 1, true) => self.sum::<LIMBS, INPUTS, WIDE, 1, POINTS, false>(rows, x, scratch),
-                (WIDE, 2, false) => self.sum::<LIMBS, INPUTS, WIDE, 2, NO_ZEROS, false>(rows, x, scratch),
-                (WIDE, _, true) => self.sum::<LIMBS, INPUTS, WIDE, 2, POINTS, false>(rows, x, scratch),
-                (WIDE, ..) => self.sum::<LIMBS, INPUTS, WIDE, 3, NO_ZEROS, false>(rows, x, scratch),
-                _ => self.sum::<LIMBS, INPUTS, BYTES, 1, NO_ZEROS, false>(rows, x, scratch),
+            if self.plan.offsets {
+                return match (way, limbs, self.halves) {
+                    (NIBBLES, _, true) if whole => sum!(NIBBLES, 1, OFFSETS, true, true),
+                    (NIBBLES, _, true) => sum!(NIBBLES, 1, OFFSETS, false, true),
+                    (NIBBLES, _, false) if whole => sum!(NIBBLES, 1, OFFSETS, true, false),
+                    (NIBBLES, _, false) => sum!(NIBBLES, 1, OFFSETS, false, false),
+                    (NARROW, _, true) => sum!(NARROW, 1, OFFSETS, false, true),
+                    (NARROW, _, false) => sum!(NARROW, 1, OFFSETS, false, false),
+                    (_, 1, _) => sum!(WIDE, 1, OFFSETS, false, false),
+                    _ => sum!(WIDE, 2, OFFSETS, false, false),
+                };
+            }
+            if self.plan.zeros {
+                return match (way, limbs) {
+                    (NIBBLES, _) => sum!(NIBBLES, 1, POINTS, false, false),
+                    (NARROW, _) => sum!(NARROW, 1, POINTS, false, false),
+                    (_, 1) => sum!(WIDE, 1, POINTS, false, false),
+                    _ => sum!(WIDE, 2, POINTS, false, false),
+                };
+            }
+            match (way, limbs, self.halves) {
+                (NIBBLES, 1, true) if whole => sum!(NIBBLES, 1, NO_ZEROS, true, true),
+                (NIBBLES, 1, true) => sum!(NIBBLES, 1, NO_ZEROS, false, true),
+                (NIBBLES, 1, false) if whole => sum!(NIBBLES, 1, NO_ZEROS, true, false),
+                (NIBBLES, 1, false) => sum!(NIBBLES, 1, NO_ZEROS, false, false),
+                (NIBBLES, 2, _) => sum!(NIBBLES, 2, NO_ZEROS, false, false),
+                (NIBBLES, ..) => sum!(NIBBLES, 3, NO_ZEROS, false, false),
+                (NARROW, 1, true) if whole => sum!(NARROW, 1, NO_ZEROS, true, true),
+                (NARROW, 1, true) => sum!(NARROW, 1, NO_ZEROS, false, true),
+                (NARROW, 1, false) if whole => sum!(NARROW, 1, NO_ZEROS, true, false),
+                (NARROW, 1, false) => sum!(NARROW, 1, NO_ZEROS, false, false),
+                (NARROW, 2, _) => sum!(NARROW, 2, NO_ZEROS, false, false),
+                (NARROW, ..) => sum!(NARROW, 3, NO_ZEROS, false, false),
+                (WIDE, 1, _) => sum!(WIDE, 1, NO_ZEROS, false, false),
+                (WIDE, 2, _) => sum!(WIDE, 2, NO_ZEROS, false, false),
+                (WIDE, ..) => sum!(WIDE, 3, NO_ZEROS, false, false),
+                (_, _, true) => sum!(BYTES, 1, NO_ZEROS, false, true),
+                (_, _, false) => sum!(BYTES, 1, NO_ZEROS, false, false),
+            }
+        }
+    }
+}
+
+/// How the codes of a plan become bytes.
+const fn way(plan: &Plan) -> u8 {
+    match plan.width {
+        4 => NIBBLES,
+        1..=6 => NARROW,
+        _ if plan.bytes => BYTES,
+        _ => WIDE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::ValuesMut;
+    use crate::format::Format;
+    use crate::linear::encoded_sample::{Sample, noise};
+    use crate::linear::output::Outputs;
+    use crate::linear::x86::code_tables::{plan_or_offsets, require};
+    use crate::simd::Level;
+
+    #[test]
+    fn scales_read_where_they_are_stored_change_no_bit() {
+        if Level::detect() < Level::Avx512
+            || !is_x86_feature_detected!("avx512vbmi")
+            || !is_x86_feature_detected!("avx512vnni")
+        {
+            return;
+        }
+        let formats = ["int8:g32", "int8:g16", "int5:g32", "int4:g32", "int4:g16", "int4:g64", "int3:g32,full"];
+        for text in formats.into_iter().chain(["uint4:g32,offset", "uint4:g64,offset", "uint5:g32,offset"]) {
+            for (n, k, m) in [(66, 577, 1), (5, 33, 3), (70, 1024, 1), (33, 320, 7), (4, 2048, 16)] {
+                let format = Format::parse(text).unwrap();
+                let weights: Vec<f32> = (0..n * k).map(|i| noise(i) + (i / 16 % 5) as f32 * 0.1).collect();
+                let sample = Sample::new(&weights, k, format);
+                let (rows, plan) = (sample.rows(Level::Avx512), require(plan_or_offsets(format), format).unwrap());
+                let stride = k.next_multiple_of(16);
+                let x: Vec<f32> = (0..m * stride).map(|i| if i % stride < k { noise(i + 9) } else { 0.0 }).collect();
+                // SAFETY: the instructions were detected.
+                let fixed = unsafe { FixedInputs::new(&x, m, stride, k).unwrap() };
+                // SAFETY: as above; the plan is that of the rows.
+                let mut dot = unsafe { Dot::new(&plan, &rows, &fixed).unwrap() };
+                assert!(dot.halves, "{text}");
+                let [stored, copied] = [true, false].map(|halves| {
+                    dot.halves = halves;
+                    let mut out = vec![f32::NAN; m * n];
+                    let outputs = Outputs::new(&mut ValuesMut::F32(&mut out), n, Level::Avx512);
+                    let left = |_, _, _| Err(crate::error::Error::format("left".to_owned()));
+                    // SAFETY: as above; the matrix has these rows.
+                    unsafe { dot.multiply(n, n * k, &Biased::new(outputs, &[]), left).unwrap() };
+                    out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                });
+                assert_eq!(stored, copied, "{text} {m}x{n}x{k}");
             }
         }
     }

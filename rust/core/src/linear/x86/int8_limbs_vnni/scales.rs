@@ -20,7 +20,7 @@ const MIN_SCALE: f32 = f32::from_bits((127 - 100) << 23);
 pub(super) const LOW: f32 = f32::from_bits((127 - 40) << 23);
 
 /// Smallest float16 but 0.
-const MIN_HALF: f32 = f32::from_bits((127 - 24) << 23);
+pub(super) const MIN_HALF: f32 = f32::from_bits((127 - 24) << 23);
 /// Prefetch distance in bytes of stored scales.
 const AHEAD: usize = 2048;
 /// Bits of the largest float16.
@@ -232,6 +232,11 @@ impl<'a> Scales<'a> {
         self.bytes
     }
 
+    /// Bytes of a row's float16 scales, with the offsets behind them.
+    pub(super) fn row_bytes(&self, offsets: bool) -> usize {
+        self.groups * if offsets { 4 } else { 2 }
+    }
+
     /// Power of two by which all that [`Self::read`] gives is too large.
     pub(in crate::linear) const fn raised(&self) -> i32 {
         match self.scale {
@@ -372,29 +377,40 @@ impl<'a> Scales<'a> {
         offsets: &mut [f32],
         least: &mut __m512,
     ) -> bool {
-        let even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-        let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
-        let (mut fits, mut pairs, mut apart) = (true, [0.0f32; 32], [[0.0f32; 16]; 2]);
+        let (mut most, mut both) = (_mm512_setzero_si512(), [[0.0f32; 16]; 2]);
         for start in (0..self.groups).step_by(16) {
             let count = 16.min(self.groups - start);
-            // SAFETY: the row has `count` more pairs; all arrays are whole vectors.
-            unsafe {
+            let lanes = u16::MAX >> (16 - count);
+            // SAFETY: the mask keeps inside the pairs of the row; the arrays are whole vectors.
+            let [read, moved] = unsafe {
                 let from = self.bytes.as_ptr().add(4 * (row * self.groups + start));
-                fits &= read_halves(from.cast(), &mut pairs[..2 * count], least);
-                let (low, high) = (_mm512_loadu_ps(pairs.as_ptr()), _mm512_loadu_ps(pairs.as_ptr().add(16)));
-                _mm512_storeu_ps(apart[0].as_mut_ptr(), _mm512_permutex2var_ps(low, even, high));
-                _mm512_storeu_ps(apart[1].as_mut_ptr(), _mm512_permutex2var_ps(low, odd, high));
-            }
-            for (to, from) in [&mut *scales, &mut *offsets].into_iter().zip(&apart) {
-                let to = &mut to[start * each..];
-                if each == 1 {
-                    to[..count].copy_from_slice(&from[..count]);
-                } else {
-                    to.chunks_mut(each).zip(&from[..count]).for_each(|(to, value)| to.fill(*value));
+                _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(AHEAD).cast());
+                let pairs = _mm512_maskz_loadu_epi32(lanes, from.cast());
+                most = _mm512_max_epu16(most, _mm512_and_si512(pairs, _mm512_set1_epi16(i16::MAX)));
+                let halves = [pairs, _mm512_srli_epi32::<16>(pairs)].map(|pairs| _mm512_cvtepi32_epi16(pairs));
+                halves.map(|halves| _mm512_cvtph_ps(halves))
+            };
+            if each == 1 {
+                let (scales, offsets) = (&mut scales[start..][..count], &mut offsets[start..][..count]);
+                // SAFETY: the mask keeps inside both.
+                unsafe {
+                    _mm512_mask_storeu_ps(scales.as_mut_ptr(), lanes, read);
+                    _mm512_mask_storeu_ps(offsets.as_mut_ptr(), lanes, moved);
                 }
+                continue;
+            }
+            // SAFETY: as above.
+            unsafe {
+                _mm512_storeu_ps(both[0].as_mut_ptr(), read);
+                _mm512_storeu_ps(both[1].as_mut_ptr(), moved);
+            }
+            for (to, from) in [&mut *scales, &mut *offsets].into_iter().zip(&both) {
+                let places = to[start * each..].chunks_mut(each);
+                places.zip(&from[..count]).for_each(|(to, value)| to.fill(*value));
             }
         }
-        fits
+        *least = _mm512_min_ps(*least, _mm512_set1_ps(MIN_HALF));
+        _mm512_cmpgt_epu16_mask(most, _mm512_set1_epi16(MAX_HALF)) == 0
     }
 
     /// As [`Self::read_each`] with the instructions of AVX2, without the smallest of them.

@@ -26,6 +26,16 @@ const MAX_AHEAD: usize = 32 * 1024;
 /// Prefetch distance at least, where rows are short: the memory answers later than they are done.
 const MIN_AHEAD: usize = 8 * 1024;
 
+/// Prefetch distance in bytes, at least, of scales that are read where they are stored.
+const MIN_SCALES_AHEAD: usize = 2048;
+
+/// Where the rows are stored that are multiplied together.
+pub(super) struct Stored {
+    pub(super) codes: [*const u8; UNROLL_ROWS],
+    /// Scales, in halves.
+    pub(super) scales: [*const u16; UNROLL_ROWS],
+}
+
 /// Products of a row of inputs by row of weights.
 pub(super) type Sum = [f32; UNROLL_ROWS];
 /// Products by row of inputs; those of rows of inputs that are not there are 0.
@@ -38,9 +48,12 @@ impl Dot<'_> {
     /// `WHOLE`: the sum of a lane over all limbs is an int32, see [`Dot::whole`]. Limbs then follow each other in one
     /// accumulator, which is shifted between them: the same bits, since the sums of two limbs are exact in float32, too.
     ///
+    /// `HALVES`: scales, and offsets, are read where they are stored, see [`Dot::halves`]; else scratch memory has them.
+    /// Where one of them is not finite, so is no product.
+    ///
     /// # Safety
     /// The processor must have AVX-512 F, BW, VL, VBMI and VNNI; the rows must be those of the matrix, and scratch memory
-    /// must hold scales and zero points for all their groups.
+    /// must hold scales and zero points for all their groups, but for `HALVES`.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
     #[expect(clippy::needless_range_loop, reason = "loops over constants are unrolled, iterators are not")]
     pub(super) unsafe fn sum<
@@ -50,9 +63,10 @@ impl Dot<'_> {
         const EACH: usize,
         const ZEROS: u8,
         const WHOLE: bool,
+        const HALVES: bool,
     >(
         &self,
-        rows: &[*const u8; UNROLL_ROWS],
+        rows: &Stored,
         x: [&Input; INPUTS],
         scratch: &Scratch,
     ) -> Sums {
@@ -65,9 +79,16 @@ impl Dot<'_> {
         let ahead = (UNROLL_ROWS * row_bytes).clamp(MIN_AHEAD, MAX_AHEAD);
         let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
         let spread = _mm512_srli_epi32::<4>(_mm512_mullo_epi32(lanes, _mm512_set1_epi32(per_block as i32)));
+        // Of stored halves: an offset lies behind each scale.
+        let parts = if ZEROS == OFFSETS { 2 } else { 1 };
+        let (stored, per_load) = (parts * self.stored_groups(), parts * per_block);
+        let spread_scales = if ZEROS == OFFSETS { _mm512_add_epi32(spread, spread) } else { spread };
+        let spread_offsets = _mm512_add_epi32(spread_scales, _mm512_set1_epi32(1));
+        // The scales of all rows follow each other: fetch as many of the next rows, or of later ones where rows are short.
+        let scales_ahead = (UNROLL_ROWS * stored * size_of::<u16>()).max(MIN_SCALES_AHEAD);
         let mut totals = [[_mm512_setzero_ps(); INPUTS]; UNROLL_ROWS];
-        assert!(scratch.scales.len() >= UNROLL_ROWS * groups + 8);
-        assert!(ZEROS == NO_ZEROS || scratch.zeros.len() >= UNROLL_ROWS * groups + 8);
+        assert!(HALVES || scratch.scales.len() >= UNROLL_ROWS * groups + 8);
+        assert!(HALVES || ZEROS == NO_ZEROS || scratch.zeros.len() >= UNROLL_ROWS * groups + 8);
         assert!(x.iter().all(|x| x.count == LIMBS));
         // SAFETY: masks keep inside the rows; inputs cover whole chunks; eight groups may be read beyond the last.
         unsafe {
@@ -86,8 +107,13 @@ impl Dot<'_> {
             for block in 0..self.rows.k.div_ceil(self.block) {
                 let left = (row_bytes - block * bytes).min(bytes);
                 let mask = u64::MAX >> (64 - left);
+                let halves = if HALVES { u8::MAX >> (8 - (stored - block * per_load).min(8)) } else { 0 };
+                if HALVES {
+                    let line = rows.scales[0].wrapping_add(UNROLL_ROWS * block * per_load);
+                    _mm_prefetch::<_MM_HINT_T0>(line.wrapping_byte_add(scales_ahead).cast());
+                }
                 for r in 0..UNROLL_ROWS {
-                    let at = rows[r].wrapping_add(block * bytes);
+                    let at = rows.codes[r].wrapping_add(block * bytes);
                     _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(ahead).cast());
                     let packed = _mm512_maskz_loadu_epi8(mask, at.cast());
                     let codes = match WAY {
@@ -113,8 +139,16 @@ impl Dot<'_> {
                             };
                         }
                     }
-                    let scale = groups_at(&scratch.scales, r, block);
-                    let zero = if ZEROS != NO_ZEROS { groups_at(&scratch.zeros, r, block) } else { scale };
+                    let (scale, zero) = if HALVES {
+                        let at = rows.scales[r].wrapping_add(block * per_load);
+                        let eight = _mm256_cvtph_ps(_mm_maskz_loadu_epi16(halves, at.cast()));
+                        let eight = _mm512_castps256_ps512(eight);
+                        let scale = _mm512_permutexvar_ps(spread_scales, eight);
+                        (scale, if ZEROS == OFFSETS { _mm512_permutexvar_ps(spread_offsets, eight) } else { scale })
+                    } else {
+                        let scale = groups_at(&scratch.scales, r, block);
+                        (scale, if ZEROS != NO_ZEROS { groups_at(&scratch.zeros, r, block) } else { scale })
+                    };
                     for i in 0..INPUTS {
                         let limbs = x[i].limbs.as_ptr().add(block * LIMBS * lines);
                         let starts = x[i].starts.as_ptr().add(block * (LIMBS + EACH - 1));
@@ -167,12 +201,8 @@ impl Dot<'_> {
                         };
                         totals[r][i] = _mm512_fmadd_ps(_mm512_mul_ps(sum, unit), scale, totals[r][i]);
                         if ZEROS == OFFSETS {
-                            let mut inputs = _mm512_setzero_ps();
-                            for limb in (0..LIMBS).rev() {
-                                let of_limb = _mm512_load_ps(x[i].sums.as_ptr().add(block * LIMBS + limb).cast());
-                                inputs = _mm512_fmadd_ps(inputs, _mm512_set1_ps(256.0), of_limb);
-                            }
-                            totals[r][i] = _mm512_fmadd_ps(_mm512_mul_ps(inputs, unit), zero, totals[r][i]);
+                            let inputs = _mm512_load_ps(x[i].totals.as_ptr().add(block).cast());
+                            totals[r][i] = _mm512_fmadd_ps(inputs, zero, totals[r][i]);
                         }
                     }
                 }
