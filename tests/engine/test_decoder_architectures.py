@@ -205,6 +205,10 @@ def test_formats_that_no_cache_has_are_refused(tmp_path):
 
 REFUSED = [
     ("llama", {"model_type": "mamba"}, "'mamba'; the native decoder runs gpt of Octavo and, of transformers, falcon"),
+    *(
+        ("llama", {"model_type": other}, f"of '{other}'; the native .*; octavo.load_model runs others in PyTorch")
+        for other in ("llama4", "llama4_text", "gemma3n", "deepseek_v3", "qwen3_next", "qwen2_5_vl", "bloom")
+    ),
     (
         "llama",
         {"rope_parameters": {"rope_type": "proportional"}},

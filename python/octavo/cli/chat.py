@@ -199,7 +199,7 @@ def _stream(talk: Conversation, line: str) -> None:
         return
     write_text("\n")
     rate = f", {talk.tokens / talk.seconds:.1f} a second" if talk.seconds else ""
-    _note(f"{talk.tokens} tokens{rate}{stopped}")
+    _note(f"{talk.tokens} {'token' if talk.tokens == 1 else 'tokens'}{rate}{stopped}")
 
 
 def _say_dropped(talk: Conversation) -> None:
