@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from octavo.errors import ContainerError
 from octavo.interchange.packing_settings import text, whole
 from octavo.interchange.stored_weights import FLOATS, LayerWeight, PackedLayer, PackedWeights, StoredFolder
+from octavo.model_folder.quantization_entry import PACK_OTHERWISE
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +84,7 @@ def weights_of(folder: StoredFolder) -> PackedWeights:
     text(values, "backend", label, "autoawq", ("autoawq", "auto", "gptqmodel"))
     bits = whole(values, ("bits", "w_bit"), label, 4)
     if bits != 4:
-        raise ContainerError(f"{label}: bits is {bits}; read are 4")
+        raise ContainerError(f"{label}: bits is {bits}; read are 4; {PACK_OTHERWISE}")
     group = whole(values, ("group_size", "q_group_size"), label, 128)
     layers = folder.layers((CODES, ZEROS, SCALES), CODES)
     return PackedWeights.of(AwqWeight.of(folder, layer, group) for layer in layers.values())

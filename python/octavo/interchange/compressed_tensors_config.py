@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from octavo.errors import ContainerError
+from octavo.model_folder.quantization_entry import PACK_OTHERWISE
 from octavo.storage.reading import member, shown
 
 METHOD = "compressed-tensors"
@@ -107,7 +108,7 @@ class CompressedTensorsConfig:
         label = f"{label}: quantization_config"
         stated = values.get("format", "dense")
         if stated not in FORMATS:
-            raise ContainerError(f"{label}: format is {shown(stated)}; read are {', '.join(FORMATS)}")
+            raise ContainerError(f"{label}: format is {shown(stated)}; read are {', '.join(FORMATS)}; {PACK_OTHERWISE}")
         for field in ("sparsity_config", "transform_config"):
             entry = values.get(field)
             is_sparse = isinstance(entry, Mapping) and entry.get("format", "dense") != "dense"
@@ -192,7 +193,7 @@ def _scheme(name: str, group: Any, label: str) -> Scheme:
         raise ContainerError(f"{label}: targets is {shown(targets)}; accepted are texts")
     weights, form = group.get("weights"), group.get("format")
     if form is not None and form not in FORMATS[:-1]:
-        raise ContainerError(f"{label}: format is {shown(form)}; read are {', '.join(FORMATS[:-1])}")
+        raise ContainerError(f"{label}: format is {shown(form)}; read are {', '.join(FORMATS[:-1])}; {PACK_OTHERWISE}")
     rounded = {
         role: None if group.get(f"{role}_activations") is None
         else _arguments(group[f"{role}_activations"], f"{label}: {role}_activations")
@@ -215,7 +216,8 @@ def read_weight_scheme(values: Any, label: str) -> WeightScheme:
     accepted = {"int": range(1, 9), "float": (4, 6, 8)}
     if kind not in ("int", "float") or type(bits) is not int or bits not in accepted[kind]:
         raise ContainerError(
-            f"{label}: num_bits {shown(bits)} of type {shown(kind)}; read are int 1 to 8, float 4, 6 and 8"
+            f"{label}: num_bits {shown(bits)} of type {shown(kind)}; read are int 1 to 8, float 4, 6 and 8; "
+            f"{PACK_OTHERWISE}"
         )
     group = values.get("group_size")
     if group is not None and (type(group) is not int or group < -1 or group == 0 or group > 1 << 40):
@@ -224,7 +226,9 @@ def read_weight_scheme(values: Any, label: str) -> WeightScheme:
     if strategy is None:
         strategy = "tensor" if group is None else "channel" if group == -1 else "group"
     if strategy not in _STRATEGIES:
-        raise ContainerError(f"{label}: strategy is {shown(strategy)}; read are {', '.join(_STRATEGIES)}")
+        raise ContainerError(
+            f"{label}: strategy is {shown(strategy)}; read are {', '.join(_STRATEGIES)}; {PACK_OTHERWISE}"
+        )
     has_groups = strategy in ("group", "tensor_group")
     if has_groups and (group is None or group < 1):
         raise ContainerError(f"{label}: group_size is {shown(group)}, and strategy is {strategy!r}; give the size")

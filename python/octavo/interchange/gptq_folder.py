@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from octavo.errors import ContainerError
 from octavo.interchange.packing_settings import flag, text, whole
 from octavo.interchange.stored_weights import FLOATS, LayerWeight, PackedLayer, PackedWeights, StoredFolder
+from octavo.model_folder.quantization_entry import PACK_OTHERWISE
 
 if TYPE_CHECKING:
     import torch
@@ -46,12 +47,12 @@ class GptqSettings:
         key = "checkpoint_format" if values.get("checkpoint_format") is not None else "format"
         version = _VERSIONS[text(values, key, label, "gptq", tuple(_VERSIONS))]
         if flag(values, "is_marlin_format", label):
-            raise ContainerError(f"{label}: is_marlin_format is true; words of Marlin are not read")
+            raise ContainerError(f"{label}: is_marlin_format is true; read is false; {PACK_OTHERWISE}")
         text(values, "pack_dtype", label, "int32", ("int32",))
         varied = bool(values.get("dynamic"))
         bits, group = whole(values, ("bits",), label, 0), whole(values, ("group_size",), label, 0)
         if bits not in (0, *_BITS) and not varied:
-            raise ContainerError(f"{label}: bits is {bits}; read are {', '.join(map(str, _BITS))}")
+            raise ContainerError(f"{label}: bits is {bits}; read are {', '.join(map(str, _BITS))}; {PACK_OTHERWISE}")
         if group < -1:
             raise ContainerError(f"{label}: group_size is {group}; accepted are -1 and sizes")
         symmetric = flag(values, "sym", label, False) is True and not varied

@@ -9,7 +9,7 @@ from typing import Any
 
 from octavo.errors import ContainerError, OctavoError
 from octavo.model_folder.model_config import CONFIG
-from octavo.model_folder.quantization_entry import packing_entry
+from octavo.model_folder.quantization_entry import PACK_OTHERWISE, packing_entry
 from octavo.storage.reading import read_json, shown
 
 _METHOD = "quant_method"
@@ -64,7 +64,7 @@ def text(settings: Mapping[str, Any], key: str, label: str, default: str, accept
     if not isinstance(value, str):
         raise ContainerError(f"{label}: {key} is {shown(value)}; accepted is a text")
     if accepted and value.lower() not in accepted:
-        raise ContainerError(f"{label}: {key} is {shown(value)}; read are {', '.join(accepted)}")
+        raise ContainerError(f"{label}: {key} is {shown(value)}; read are {', '.join(accepted)}; {PACK_OTHERWISE}")
     return value.lower()
 
 

@@ -22,6 +22,7 @@ from octavo.interchange.stored_weights import (
     PackedWeights,
     StoredFolder,
 )
+from octavo.model_folder.quantization_entry import PACK_OTHERWISE
 from octavo.storage.reading import member, parse_json, shown
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def weights_of(folder: StoredFolder) -> PackedWeights:
         if kind in (None, "Tensor"):
             continue
         if not isinstance(kind, str) or kind not in _TENSORS:
-            raise ContainerError(f"{label}: _type is {shown(kind)}; read are {', '.join(_TENSORS)}")
+            raise ContainerError(f"{label}: _type is {shown(kind)}; read are {', '.join(_TENSORS)}; {PACK_OTHERWISE}")
         values = member(record, "_data", dict, label)
         module, _, leaf = name.rpartition(".")
         if leaf != WEIGHT:

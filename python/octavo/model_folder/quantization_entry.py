@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 ENTRY, METHOD = "quantization_config", "octavo"
+PACK_OTHERWISE = "pack the model so, or save it decoded, as model.dequantize() of transformers gives it"
+"""The way out where a packing is not read."""
 
 
 def entry_of(model: nn.Module) -> dict[str, Any] | None:
@@ -71,8 +73,7 @@ def refuse_packing(folder: Path, entry: Any) -> None:
     method = entry.get("quant_method") if isinstance(entry, Mapping) else None
     raise ContainerError(
         f"{folder / CONFIG}: quantization_config: quant_method is {'missing' if method is None else shown(method)}; "
-        f"read are {', '.join(late('packing_methods')())}; save the model decoded, as model.dequantize() of "
-        "transformers gives it"
+        f"read are {', '.join(late('packing_methods')())}; {PACK_OTHERWISE}"
     )
 
 
