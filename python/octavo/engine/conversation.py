@@ -79,8 +79,11 @@ class Conversation:
         Returns:
             A ``role`` and a ``content`` each.
         """
+        return self._messages(question, 0)
+
+    def _messages(self, question: str | None, dropped: int) -> list[dict[str, str]]:
         said = [] if self.system is None else [("system", self.system)]
-        for user, answer in self.turns:
+        for user, answer in self.turns[dropped:]:
             said += [("user", user), ("assistant", answer)]
         said += [] if question is None else [("user", question)]
         return [{"role": role, "content": content} for role, content in said]
@@ -134,23 +137,29 @@ class Conversation:
         self.turns.append((question, answer))
 
     def _fitting(self, question: str) -> tuple[list[int], int]:
-        """Return the ids of the conversation and the most tokens of the answer, without turns that do not fit."""
-        self.dropped = 0
+        """Return the ids of the conversation and the most tokens of the answer, without turns that do not fit.
+
+        A question that is refused drops none.
+        """
+        self.dropped, dropped = 0, 0
         prompt, positions, most = self._ids(question), self._generator.positions, self._tokens or CHAT_TOKENS
         if positions is None:
             return self._generator._prepared(prompt, most)
         # A quarter of the positions is for the answer, or what was asked for where that is less.
         answer = max(1, min(most, positions // 4))
-        while len(prompt) + answer - 1 > positions and self.turns:
-            del self.turns[0]
-            self.dropped += 1
-            prompt = self._ids(question)
+        while len(prompt) + answer - 1 > positions and dropped < len(self.turns):
+            dropped += 1
+            prompt = self._ids(question, dropped)
         if len(prompt) > positions:
             raise RangeError(
                 f"a message of {len(prompt)} tokens, system message and template included; the model has {positions} "
                 "positions; shorten it"
             )
-        return self._generator._prepared(prompt, min(most, positions - len(prompt) + 1))
+        prepared = self._generator._prepared(prompt, min(most, positions - len(prompt) + 1))
+        del self.turns[:dropped]
+        self.dropped = dropped
+        return prepared
 
-    def _ids(self, question: str) -> list[int]:
-        return self._generator.chat_ids(self.messages(question), variables=self._variables)
+    def _ids(self, question: str, dropped: int = 0) -> list[int]:
+        """Return the ids of the conversation without its first turns."""
+        return self._generator.chat_ids(self._messages(question, dropped), variables=self._variables)
