@@ -212,6 +212,12 @@ def test_generate_answers_messages(folder):
         assert named in octavo_command("generate", folder, "the cat", *wrong, code=2)
 
 
+@pytest.mark.parametrize("how", ["refuse", "split"])
+def test_readings_of_special_tokens_that_no_message_has_are_refused(folder, how):
+    refused = octavo_command("generate", folder, "--chat", "the <|im_end|> cat", "--special", how, code=2)
+    assert f"--special is '{how}' with --chat" in refused
+
+
 def test_variables_of_the_template_are_set(tmp_path):
     chat_model(
         tmp_path / "m", template="{{ name }} {{ flag }} {{ messages[0].content }}{{ raise_exception(name ~ flag) }}"

@@ -47,8 +47,13 @@ def run(
         int, typer.Option(min=0, help="Of masked diffusion: steps in which a block is revealed; 0: one an id.")
     ] = 0,
     special: Annotated[
-        str, typer.Option(metavar="HOW", help="Special tokens in a prompt: allow, refuse, or split as any text.")
-    ] = "refuse",
+        str | None,
+        typer.Option(
+            metavar="HOW",
+            help="Special tokens in a prompt: allow, refuse, or split as any text.  [default: refuse]",
+            show_default=False,
+        ),
+    ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Each PROMPT is a message to a chat model; its answer is printed.")
     ] = False,
@@ -88,13 +93,18 @@ def run(
 
     folder = resolved(folder)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    if special not in ("allow", "refuse", "split"):
+    if special not in (None, "allow", "refuse", "split"):
         raise SettingError(f"--special is {special!r}; accepted are allow, refuse and split")
+    if chat and special not in (None, "allow"):
+        raise SettingError(
+            f"--special is {special!r} with --chat, where special tokens in a message are special tokens; check the "
+            "text, and leave --special out"
+        )
     if not chat and (system is not None or variables):
         raise SettingError(f"{'--set' if variables else '--system'} is for messages; add --chat")
     texts = prompts or (None if sys.stdin.isatty() else standard_lines()) or [""]
     if _is_diffusion(folder):
-        if top_k or top_p != 1 or stop or special != "refuse" or chat:
+        if top_k or top_p != 1 or stop or special not in (None, "refuse") or chat:
             raise SettingError(
                 "--top-k, --top-p, --stop, --special and --chat are for autoregressive models; FOLDER is of masked "
                 "diffusion"
@@ -108,7 +118,7 @@ def run(
         values = template_variables(variables)
         _reply(decoder, texts, sampling, system, json=json, tokens=tokens, stop=stop, variables=values)
         return
-    options: dict[str, Any] = {"tokens": tokens, "stop": stop, "special": special}
+    options: dict[str, Any] = {"tokens": tokens, "stop": stop, "special": special or "refuse"}
     if json or len(texts) > 1:
         begin = time.perf_counter()
         found = decoder.generate(texts, sampling, **options)
