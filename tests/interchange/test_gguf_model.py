@@ -115,6 +115,32 @@ def test_rotations_of_llama_3_are_read(tmp_path):
             GgufModel.open(with_factors(model, wrong, tmp_path / "x.gguf"))
 
 
+@pytest.mark.parametrize(
+    ("positions", "low", "high", "factor"),
+    [
+        (64, 1, 4, 8),
+        (8192, 1, 4, 16),
+        (4096, 0.5, 60, 4),
+        (1000, 1, 1.01, 3),
+        (10, 1, 4, 8),
+        (10**6, 1, 4, 8),
+        (64, 1, 4, 1),
+    ],
+)
+def test_rotations_of_llama_3_of_other_positions_are_read(tmp_path, positions, low, high, factor):
+    """Bounds of waves are given in turns within so many positions; a file has the factors that come of them alone."""
+    scaled = {
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": float(factor), "low_freq_factor": float(low),
+        "high_freq_factor": float(high), "original_max_position_embeddings": positions,
+    }  # fmt: skip
+    model = llama(rope_parameters=scaled)
+    plain = llama(rope_parameters={"rope_type": "default", "rope_theta": 500000.0}).model.rotary_emb.inv_freq
+    factors = plain / model.model.rotary_emb.inv_freq
+    loaded = octavo.load_model(with_factors(model, factors, tmp_path / "x.gguf"))
+    wanted = model.model.rotary_emb.inv_freq
+    assert torch.allclose(loaded.model.rotary_emb.inv_freq, wanted, rtol=1e-4, atol=0)
+
+
 MIXED = {"attn_q": "Q4_0", "ffn_up": "Q4_0", "token_embd": "Q8_0", "ffn_down": "F16"}
 
 

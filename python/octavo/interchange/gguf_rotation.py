@@ -26,6 +26,7 @@ BASE = 10000.0
 # Llama 3 was trained on so many positions. Frequencies with fewer turns over them are divided by the largest factor,
 # those with more are kept, and between them the share of both changes.
 _LLAMA3_POSITIONS, _LEAST_TURNS, _MOST_TURNS = 8192, 1.0, 4.0
+_NEAR = 1e-5  # of a share to 0 or 1, which is that
 _ROUNDING = 1e-4  # factors are computed in float32, and multiplied by up to 4 between the two
 _FLOAT32 = 1e-6  # what rounding to float32 moves a number
 _ORIGINAL = "original_max_position_embeddings"
@@ -252,15 +253,41 @@ def _llama3(fields: Fields, size: int, base: float) -> dict[str, Any]:
     largest = max(factors)
     if not 0 < largest < math.inf:
         raise refusal
-    for number, factor in enumerate(factors):
-        turns = _LLAMA3_POSITIONS / (2 * math.pi * base ** (2 * number / size))
-        slow = min(max((_MOST_TURNS - turns) / (_MOST_TURNS - _LEAST_TURNS), 0.0), 1.0)
-        if not abs(factor * (slow / largest + 1 - slow) - 1) <= _ROUNDING:
-            raise refusal
-    return {
-        "rope_type": "llama3",
-        "factor": largest,
-        "low_freq_factor": _LEAST_TURNS,
-        "high_freq_factor": _MOST_TURNS,
-        _ORIGINAL: _LLAMA3_POSITIONS,
-    }
+    turns = [_LLAMA3_POSITIONS / (2 * math.pi * base ** (2 * number / size)) for number in range(size // 2)]
+
+    def fits(least: float, most: float) -> bool:
+        slow = [min(max((most - one) / (most - least), 0.0), 1.0) for one in turns]
+        pairs = zip(factors, slow, strict=True)
+        return all(abs(factor * (one / largest + 1 - one) - 1) <= _ROUNDING for factor, one in pairs)
+
+    for least, most in ((_LEAST_TURNS, _MOST_TURNS), _bounds(turns, factors)):
+        if least < most and fits(least, most):
+            return {
+                "rope_type": "llama3",
+                "factor": largest,
+                "low_freq_factor": least,
+                "high_freq_factor": most,
+                _ORIGINAL: _LLAMA3_POSITIONS,
+            }
+    raise refusal
+
+
+def _bounds(turns: list[float], factors: list[float]) -> tuple[float, float]:
+    """Return the turns below which waves are slow, and above which they are fast, that give some factors.
+
+    Between them the share of the slow grows as turns fall: a line. A file does not say of how many positions turns are
+    counted; those of another number are the same bounds, scaled.
+    """
+    span = 1 - 1 / max(factors)
+    shares = [(1 - 1 / factor) / span if span > 0 and factor > 0 else 0.0 for factor in factors]
+    inside = [(turn, share) for turn, share in zip(turns, shares, strict=True) if _NEAR < share < 1 - _NEAR]
+    least = max((turn for turn, share in zip(turns, shares, strict=True) if share >= 1 - _NEAR), default=0.0)
+    most = min((turn for turn, share in zip(turns, shares, strict=True) if share <= _NEAR), default=2 * turns[0])
+    if not inside:
+        return least, most
+    (turn, share), (other, its) = inside[0], inside[-1]
+    if len(inside) > 1:
+        width = (turn - other) / (its - share) if its > share else 0.0
+    else:
+        width = min((most - turn) / share, (turn - least) / (1 - share))
+    return turn + share * width - width, turn + share * width
