@@ -279,9 +279,9 @@ def _compare(tokenizer: Mapping[str, Any], keys: Mapping[str, Typed], config: Ma
 def _compare_strips(tokenizer: Mapping[str, Any], read: Mapping[str, Any]) -> None:
     """Refuse special tokens that are found otherwise than a file has them."""
     names = ("lstrip", "rstrip", "single_word")
-    found = {one["id"]: one for one in read["added_tokens"]}
+    by_id = {one["id"]: one for one in read["added_tokens"]}
     for one in tokenizer.get("added_tokens") or ():
-        other = found.get(one["id"], {})
+        other = by_id.get(one["id"], {})
         wrong = next((name for name in names if bool(one.get(name)) != bool(other.get(name))), None)
         if wrong is not None:
             raise _UnwrittenError(

@@ -7,6 +7,7 @@
 
 use std::arch::x86_64::*;
 use std::cell::RefCell;
+use std::ops::Range;
 
 use super::CHUNK;
 use super::arrange::{Input, Weights};
@@ -151,32 +152,35 @@ impl<'a> Dot<'a> {
             let mut products = PRODUCTS.take();
             set_len(&mut products, self.all.count_ones() as usize * unit_rows)?;
             let mut left = Vec::new();
-            // Scales are read one pass ahead: loads of what was just stored in other pieces wait for the cache.
-            // SAFETY: as the caller promises, here and below.
-            let mut next = unsafe { self.prepare(start, UNROLL_ROWS.min(end - start), &mut ahead) };
-            for first in (start..end).step_by(UNROLL_ROWS) {
+            let mut keep = |row: usize, first: usize, values: &Sum| {
                 let count = UNROLL_ROWS.min(end - first);
-                std::mem::swap(&mut scratch, &mut ahead);
-                let prepared = next.take();
-                if first + UNROLL_ROWS < end {
-                    let count = UNROLL_ROWS.min(end - first - UNROLL_ROWS);
-                    // SAFETY: as above.
-                    next = unsafe { self.prepare(first + UNROLL_ROWS, count, &mut ahead) };
+                let to = &mut products[row * unit_rows + first - start..][..count];
+                match to.as_mut_array() {
+                    Some(all) => *all = *values, // of fixed length: no call
+                    None => to.copy_from_slice(&values[..count]),
                 }
-                let keep = |row: usize, values: &Sum| {
-                    let to = &mut products[row * unit_rows + first - start..][..count];
-                    match to.as_mut_array() {
-                        Some(all) => *all = *values, // of fixed length: no call
-                        None => to.copy_from_slice(&values[..count]),
+            };
+            if self.halves {
+                let prepared = Prepared { steps: [1.0; UNROLL_ROWS], least: MIN_HALF };
+                // SAFETY: as the caller promises, here and below.
+                unsafe { self.run(start..end, &scratch, &prepared, &mut keep, &mut left) };
+            } else {
+                // Scales are read one pass ahead: loads of what was just stored in other pieces wait for the cache.
+                // SAFETY: as above.
+                let mut next = unsafe { self.prepare(start, UNROLL_ROWS.min(end - start), &mut ahead) };
+                for first in (start..end).step_by(UNROLL_ROWS) {
+                    let rows = first..end.min(first + UNROLL_ROWS);
+                    std::mem::swap(&mut scratch, &mut ahead);
+                    let prepared = next.take();
+                    if rows.end < end {
+                        // SAFETY: as above.
+                        next = unsafe { self.prepare(rows.end, UNROLL_ROWS.min(end - rows.end), &mut ahead) };
                     }
-                };
-                let rows = match prepared {
-                    // SAFETY: as above.
-                    Some(prepared) => unsafe { self.run(first, count, &scratch, &prepared, keep) },
-                    None => self.all,
-                };
-                if rows != 0 {
-                    left.push((rows, first, count));
+                    match prepared {
+                        // SAFETY: as above.
+                        Some(prepared) => unsafe { self.run(rows, &scratch, &prepared, &mut keep, &mut left) },
+                        None => left.push((self.all, rows)),
+                    }
                 }
             }
             for (row, _) in &self.inputs {
@@ -185,9 +189,9 @@ impl<'a> Dot<'a> {
             }
             PRODUCTS.set(products);
             SCRATCH.set([scratch, ahead]);
-            for (rows, first, count) in left {
-                for row in (0..u32::BITS as usize).filter(|row| rows >> row & 1 == 1) {
-                    plain(Some(row), first, count)?;
+            for (of_inputs, rows) in left {
+                for row in (0..u32::BITS as usize).filter(|row| of_inputs >> row & 1 == 1) {
+                    plain(Some(row), rows.start, rows.len())?;
                 }
             }
             Ok(())
@@ -229,9 +233,6 @@ impl<'a> Dot<'a> {
         // Rows beyond the last repeat it.
         let row_of = |r: usize| first + r.min(count - 1);
         let (mut steps, mut least) = ([1.0; UNROLL_ROWS], _mm512_set1_ps(f32::INFINITY));
-        if self.halves {
-            return Some(Prepared { steps, least: MIN_HALF });
-        }
         if self.plan.scale == Scale::Row {
             for (r, step) in steps.iter_mut().enumerate() {
                 *step = self.rows.row_step(row_of(r)) as f32;
@@ -291,32 +292,27 @@ impl<'a> Dot<'a> {
         Some(Prepared { steps, least })
     }
 
-    /// Calls `write` with each row of inputs and its products with `count` rows of weights from `first` on, at most
-    /// [`UNROLL_ROWS`]. Returns a bit for each row of inputs that is left to others: those without a fixed-point form, and those
-    /// so small that their products with the scales would vanish.
+    /// Calls `write` with each row of inputs, the first of up to [`UNROLL_ROWS`] rows of weights, and its products with them.
+    /// Adds a bit for each row of inputs that is left to others, with the rows of weights, to `left`: those without a
+    /// fixed-point form, and those so small that their products with the scales would vanish.
     ///
     /// # Safety
-    /// The processor must have AVX-512 F, BW, VL, VBMI and VNNI; the rows must be the matrix's, `count` at least 1, and
-    /// `scratch` made by [`Self::scratch`] and filled by [`Self::prepare`] for the same rows.
+    /// The processor must have AVX-512 F, BW, VL, VBMI and VNNI; the rows must be the matrix's, one at least. But for
+    /// [`Self::halves`] they must be at most [`UNROLL_ROWS`], and `scratch` filled by [`Self::prepare`] for them.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
     unsafe fn run(
         &self,
-        first: usize,
-        count: usize,
+        rows: Range<usize>,
         scratch: &Scratch,
         prepared: &Prepared,
-        mut write: impl FnMut(usize, &Sum),
-    ) -> u32 {
+        mut write: impl FnMut(usize, usize, &Sum),
+        left: &mut Vec<(u32, Range<usize>)>,
+    ) {
         let groups = self.groups();
         let &Prepared { steps, least } = prepared;
-        let row_of = |r: usize| first + r.min(count - 1);
-        let (codes, row_bytes) = self.rows.codes();
-        let (scales, scale_bytes) = (self.scales.bytes(), self.scales.row_bytes(self.plan.offsets));
-        let rows = Stored {
-            codes: std::array::from_fn(|r| codes[row_of(r) * row_bytes..].as_ptr()),
-            scales: std::array::from_fn(|r| scales.as_ptr().wrapping_add(row_of(r) * scale_bytes).cast()),
-        };
-        let mut left = self.without;
+        if self.without != 0 {
+            left.push((self.without, rows.clone()));
+        }
         let mut rest = self.inputs.as_slice();
         while let Some((_, next)) = rest.first() {
             let alike = rest.iter().take_while(|(_, input)| input.count == next.count).count();
@@ -327,35 +323,49 @@ impl<'a> Dot<'a> {
             };
             let (chunk, after) = rest.split_at(together);
             rest = after;
-            // SAFETY: as the caller promises; scales and zero points are there for all groups of the rows.
-            let mut values = unsafe {
-                match (next.count, together) {
-                    (1, 1) => self.product::<1, 1>(&rows, chunk, scratch),
-                    (1, 2) => self.product::<1, 2>(&rows, chunk, scratch),
-                    (1, _) => self.product::<1, 4>(&rows, chunk, scratch),
-                    (3, 1) => self.product::<3, 1>(&rows, chunk, scratch),
-                    (3, 2) => self.product::<3, 2>(&rows, chunk, scratch),
-                    (3, _) => self.product::<3, 4>(&rows, chunk, scratch),
-                    _ => self.product::<4, 1>(&rows, chunk, scratch),
+            let finish = |first: usize, mut values: Sums| {
+                for ((row, input), values) in chunk.iter().zip(&mut values) {
+                    // Rare: each scale is then checked alone.
+                    let vanish = least * input.least < f32::MIN_POSITIVE
+                        && (self.plan.offsets
+                            || self.halves
+                            || (0..UNROLL_ROWS).any(|r| {
+                                input.vanishes(&scratch.scales[r * groups..][..groups], self.block / self.group)
+                            }));
+                    // Scales that were not looked at may be infinite or NaN.
+                    if vanish || self.halves && !values.iter().fold(true, |all, value| all & value.is_finite()) {
+                        left.push((1 << row, first..rows.end.min(first + UNROLL_ROWS)));
+                        continue;
+                    }
+                    values.iter_mut().zip(steps).for_each(|(value, step)| *value *= step);
+                    write(*row, first, values);
                 }
             };
-            for ((row, input), values) in chunk.iter().zip(&mut values) {
-                // Rare: each scale is then checked alone.
-                let vanish = least * input.least < f32::MIN_POSITIVE
-                    && (self.plan.offsets
-                        || self.halves
-                        || (0..UNROLL_ROWS)
-                            .any(|r| input.vanishes(&scratch.scales[r * groups..][..groups], self.block / self.group)));
-                // Scales that were not looked at may be infinite or NaN.
-                if vanish || self.halves && !values.iter().fold(true, |all, value| all & value.is_finite()) {
-                    left |= 1 << row;
-                    continue;
+            let rows = rows.clone();
+            // SAFETY: as the caller promises; scales and zero points are there for all groups of the rows.
+            unsafe {
+                match (next.count, together) {
+                    (1, 1) => self.product::<1, 1>(rows, chunk, scratch, finish),
+                    (1, 2) => self.product::<1, 2>(rows, chunk, scratch, finish),
+                    (1, _) => self.product::<1, 4>(rows, chunk, scratch, finish),
+                    (3, 1) => self.product::<3, 1>(rows, chunk, scratch, finish),
+                    (3, 2) => self.product::<3, 2>(rows, chunk, scratch, finish),
+                    (3, _) => self.product::<3, 4>(rows, chunk, scratch, finish),
+                    _ => self.product::<4, 1>(rows, chunk, scratch, finish),
                 }
-                values.iter_mut().zip(steps).for_each(|(value, step)| *value *= step);
-                write(*row, values);
             }
         }
-        left
+    }
+
+    /// Where up to [`UNROLL_ROWS`] rows before `end` are stored; those beyond repeat the last.
+    pub(super) fn stored(&self, first: usize, end: usize) -> Stored {
+        let row_of = |r: usize| (first + r).min(end - 1);
+        let ((codes, row_bytes), scales) = (self.rows.codes(), self.scales.bytes());
+        let scale_bytes = self.scales.row_bytes(self.plan.offsets);
+        Stored {
+            codes: std::array::from_fn(|r| codes[row_of(r) * row_bytes..].as_ptr()),
+            scales: std::array::from_fn(|r| scales.as_ptr().wrapping_add(row_of(r) * scale_bytes).cast()),
+        }
     }
 
     /// [`Self::sum`] for the weights' own way, number of limbs and scales.
@@ -365,15 +375,16 @@ impl<'a> Dot<'a> {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
     unsafe fn product<const LIMBS: usize, const INPUTS: usize>(
         &self,
-        rows: &Stored,
+        rows: Range<usize>,
         chunk: &[(usize, Input)],
         scratch: &Scratch,
-    ) -> Sums {
+        write: impl FnMut(usize, Sums),
+    ) {
         let x: [&Input; INPUTS] = std::array::from_fn(|i| &chunk[i].1);
         let whole = self.whole && LIMBS == 3;
         macro_rules! sum {
             ($way:ident, $each:literal, $zeros:ident, $whole:literal, $halves:literal) => {
-                self.sum::<LIMBS, INPUTS, $way, $each, $zeros, $whole, $halves>(rows, x, scratch)
+                self.sum::<LIMBS, INPUTS, $way, $each, $zeros, $whole, $halves>(rows, x, scratch, write)
             };
         }
         let (way, limbs) = (way(self.plan), self.plan.limbs);
