@@ -356,6 +356,14 @@ def test_what_no_type_holds_is_refused_before_it_is_written(tmp_path, recipe, to
         assert torch.equal(mine[tensor.source], theirs[tensor.source])
 
 
+@pytest.mark.parametrize(("columns", "is_told"), [(40, False), (96, True)])
+def test_a_recipe_is_told_where_its_blocks_fit_the_columns(tmp_path, columns, is_told):
+    llama(intermediate_size=columns).save_pretrained(tmp_path / "in")
+    with pytest.raises(FormatError, match=f"{columns} columns.*--decode writes the same values as floats") as error:
+        convert(tmp_path / "in", tmp_path / "x.gguf", "gguf", recipe="**.down_proj=nvfp4")
+    assert ("packs them for Q8_0" in str(error.value)) == is_told
+
+
 def test_formats_are_refused_before_anything_is_packed(tmp_path, monkeypatch):
     from octavo.model_folder.pack_folder import OpenFolder
 

@@ -63,7 +63,7 @@ def check_plan(path: Path, decode: bool, model: str, plan: Sequence[TensorReport
     fields = Config(str(path), config)
     architecture = architecture_of_class(str(path), model, fields)
     names = FileNames.of(architecture, fields)
-    wrong: list[tuple[str, str, str]] = []
+    wrong: list[tuple[str, str, str, int]] = []
     for report in plan:
         if report.format is None or report.format in _NATIVE or _is_pooler(report.name, architecture):
             continue
@@ -75,19 +75,19 @@ def check_plan(path: Path, decode: bool, model: str, plan: Sequence[TensorReport
                     _refuse_level(Format(report.format), place, None)
                     check_format(Format(report.format), columns)
             except NoTypeError as error:
-                wrong.append((report.name, report.format, str(error)))
+                wrong.append((report.name, report.format, str(error), columns))
     if wrong and not decode:
         raise _refused(wrong)
 
 
-def _refused(wrong: Sequence[tuple[str, str, str]]) -> FormatError:
-    """Return the error for tensors that no type holds: name, format and reason of each."""
-    name, label, reason = wrong[0]
+def _refused(wrong: Sequence[tuple[str, str, str, int]]) -> FormatError:
+    """Return the error for tensors that no type holds: name, format, reason and columns of each."""
+    name, label, reason, _ = wrong[0]
     more = f" ({len(wrong)} such tensors)" if len(wrong) > 1 else ""
-    return FormatError(
-        f"{name}: '{label}': {reason}{more}; --decode writes the same values as floats, --recipe int8:g32 of a float "
-        "folder packs them for Q8_0"
-    )
+    # Every type has blocks of 32 or more.
+    packs = all(columns % 32 == 0 for *_, columns in wrong)
+    fix = ", --recipe int8:g32 of a float folder packs them for Q8_0" if packs else ""
+    return FormatError(f"{name}: '{label}': {reason}{more}; --decode writes the same values as floats{fix}")
 
 
 def _is_pooler(name: str, architecture: Architecture) -> bool:
@@ -104,7 +104,7 @@ def plan_tensors(
 ) -> tuple[list[PlannedTensor], list[str]]:
     """Return every tensor with its type, and the names of those that files lack. Raises FormatError for others."""
     ties = dict(source.ties)
-    wrong: list[tuple[str, str, str]] = []
+    wrong: list[tuple[str, str, str, int]] = []
     planned: list[PlannedTensor] = []
     left_out = [name for name in source.tensors if _is_pooler(name, architecture)]
     tensors = {name: tensor for name, tensor in source.tensors.items() if name not in left_out}
@@ -119,7 +119,8 @@ def plan_tensors(
                     planned.append(_planned_one(source, name, part, place, former, decode))
             except NoTypeError as error:
                 label = str(tensor.format if isinstance(tensor, PackedTensor) else tensor.dtype)
-                wrong.append((name, label.removeprefix("torch."), str(error)))
+                columns = tensor.shape[0 if places[name][0].turned else -1]
+                wrong.append((name, label.removeprefix("torch."), str(error), columns))
             done(name, tensor.nbytes)
     if wrong:
         raise _refused(wrong)
