@@ -7,7 +7,7 @@ import pytest
 import torch
 from graph.zoo import BERT, LLAMA, MODELS, ResNet, classifier, masked, tokens
 from octavo import ModelError
-from octavo.compress.graph_subjects import _of_folder
+from octavo.compress.graph_subjects import _of_path
 from octavo.data.batches import call_on
 from octavo.graph import (
     Pipeline,
@@ -165,7 +165,7 @@ def test_folders_of_folded_models_are_read_as_they_were_written(tmp_path):
         assert all(torch.equal(a, b) for a, b in zip(outputs(loaded, given), outputs(each, given), strict=True))
         octavo.save_model(loaded, tmp_path / "again")
         assert list(loaded.state_dict()) == list(each.state_dict())
-    shown = _of_folder(tmp_path / "0", values=False)  # what octavo graph shows
+    shown = _of_path(tmp_path / "0", values=False, priced=False)  # what octavo graph shows
     assert not any(isinstance(module, nn.BatchNorm2d) for module in shown.modules())
     with pytest.raises(octavo.ContainerError, match=r"normalization .* is folded into the layer before it"):
         unpack(Checkpoint.open(tmp_path / "2"))
