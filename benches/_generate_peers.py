@@ -28,8 +28,6 @@ PROMPTS = 3
 """Long prompts of a round; the fastest counts."""
 READS = 8
 """Reads of a round."""
-SETTLE_S = 0.1
-"""Pause before each decoder: threads of the one before spin for some time after its last product."""
 ALIKE = {"int8:g32": ("q8_0",), "int4:g32": ("q4_0",), "uint4:g32": ("q4_1",)}
 """Formats of llama.cpp with the same codes and groups: symmetric of 8 and 4 bits, and 4 bits with a least value."""
 _OURS = {"q8_0": "int8:g32", "q4_0": "int4:g32", "q4_1": "uint4:g32", "q6_k": "int6:g32", "f16": "fp16"}
@@ -153,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
             fastest = min(harness.timed(reading.call) for _ in range(READS))
             took = []
             for it in found:
-                time.sleep(SETTLE_S)
+                time.sleep(harness.SETTLE_S)
                 took.append(speeds(it.generate, args.positions))
             return READ_BYTES / fastest, took
 

@@ -24,6 +24,8 @@ BENCHES = Path(__file__).resolve().parent
 PAUSE_S = 0.004
 """Sleep before each timing: torch's OpenMP workers spin for some milliseconds after each torch op, and would steal a
 core from whoever comes next."""
+SETTLE_S = 0.1
+"""Pause before each decoder: threads of the one before spin for some time after its last product."""
 WINDOW_S = 0.5
 """Shortest time over which load is measured; /proc/stat counts in hundredths of a second."""
 MOST_LOAD_CORES = 0.15

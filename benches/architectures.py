@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         def one_round(_: int) -> dict[str, float]:
             took = {}
             for name, decoder in found.items():
-                time.sleep(0.1)  # threads of the one before spin for some time after its last product
+                time.sleep(harness.SETTLE_S)
                 took[name] = grown(decoder, args.positions)
             return took
 

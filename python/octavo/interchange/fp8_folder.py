@@ -9,46 +9,35 @@ for each block of ``weight_block_size`` (128 by 128), or one of the whole weight
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ContainerError
 from octavo.interchange.compressed_tensors_config import WeightScheme
+from octavo.interchange.e4m3_weight import CODES, E4m3Weight
 from octavo.interchange.packing_settings import text
-from octavo.interchange.stored_weights import (
-    FLOATS,
-    WEIGHT,
-    LayerWeight,
-    NotHeldError,
-    PackedLayer,
-    PackedWeights,
-    StoredFolder,
-)
+from octavo.interchange.stored_weights import FLOATS, WEIGHT, LayerWeight, PackedLayer, PackedWeights, StoredFolder
 from octavo.storage.reading import shown
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
-
-    from octavo.interchange.compressed_tensors_weights import CompressedWeight
-    from octavo.tensors.packed_tensor import PackedTensor
 
 METHOD = "fp8"
 SCALE, _INPUTS = "weight_scale_inv", "activation_scale"
-_CODES, _EXPONENTS = "float8_e4m3fn", ("float8_e8m0fnu", "uint8")
+_EXPONENTS = ("float8_e8m0fnu", "uint8")
 _DEFAULT_BLOCK, _MOST = (128, 128), 1 << 20
 
 
 @dataclass(frozen=True)
-class Fp8Weight(LayerWeight):
-    """A weight of E4M3. ``scheme``: its scales, of blocks or of the whole."""
+class Fp8Weight(E4m3Weight):
+    """A weight of E4M3 with scales of blocks or of the whole."""
 
-    scheme: WeightScheme
+    scale_part = SCALE
 
     @classmethod
     def of(cls, folder: StoredFolder, layer: PackedLayer, block: tuple[int, int] | None) -> Fp8Weight:
         """Compare the tensors of a layer. Raises ContainerError."""
-        rows, columns = layer.matrix(WEIGHT, _CODES)
+        rows, columns = layer.matrix(WEIGHT, CODES)
         layer.require(WEIGHT, SCALE)
         scheme = WeightScheme(8, "float", True, "tensor" if block is None else "block", block=block)
         shapes = ((), (1,), (1, 1)) if block is None else (scheme.scale_shape(rows, columns),)
@@ -56,33 +45,7 @@ class Fp8Weight(LayerWeight):
         kind = f"fp8 ({'one scale' if block is None else 'blocks of {} by {}'.format(*block)})"
         return cls(layer, (rows, columns), kind, "float32", folder.reader(layer), scheme)
 
-    def held(self, dtype: torch.dtype) -> PackedTensor:
-        """Return the weight where scales are 1 or powers of two. Raises NotHeldError."""
-        carried = self._floats().carry(dtype)
-        if isinstance(carried, str):
-            raise NotHeldError(carried)
-        return carried
-
-    def decode(self) -> Tensor:
-        """Return the values in float32, which holds every product but those with scales of many bits."""
-        return self._floats().decode()
-
-    def _floats(self) -> CompressedWeight:
-        """Return the weight as compressed-tensors has such: its ``float-quantized``."""
-        from octavo.interchange import compressed_tensors_layout as layouts
-        from octavo.interchange.compressed_tensors_weights import CompressedWeight
-
-        rows, columns = self.shape
-        entry = replace(self.layer.parts[SCALE], dtype="float32")
-        parts = {WEIGHT: self.layer.parts[WEIGHT], layouts.SCALE: entry}
-        layout = layouts.Layout(self.layer.name, layouts.FLOATS, (rows, columns), parts, self.layer.folder, self.scheme)
-
-        def read(part: str) -> Tensor:
-            return self.read(WEIGHT) if part == WEIGHT else self._scales()
-
-        return CompressedWeight(layout, read)
-
-    def _scales(self) -> Tensor:
+    def scales(self) -> Tensor:
         """Return the factors in float32."""
         import torch
 
@@ -97,16 +60,16 @@ class Fp8Weight(LayerWeight):
 def weights_of(folder: StoredFolder) -> PackedWeights:
     """Find the weights of a folder of FP8. Raises ContainerError naming tensor or field."""
     settings, label = folder.settings, folder.label
-    text(settings, "fmt", label, "e4m3", ("e4m3", "float8_e4m3fn"))
+    text(settings, "fmt", label, "e4m3", ("e4m3", CODES))
     text(settings, "expert_dtype", label, METHOD, (METHOD,))
     block = _block(settings, label)
     weights: list[LayerWeight] = []
     for layer in folder.layers((WEIGHT, SCALE), WEIGHT).values():
         dtype = layer.parts[WEIGHT].dtype
-        if dtype == _CODES:
+        if dtype == CODES:
             weights.append(Fp8Weight.of(folder, layer, block))
         elif SCALE in layer.parts:
-            raise layer.error(WEIGHT, f"{dtype} with {SCALE} beside it; read is {_CODES}")
+            raise layer.error(WEIGHT, f"{dtype} with {SCALE} beside it; read is {CODES}")
     left = {name for name in folder.entries if name.rpartition(".")[2] == _INPUTS}
     sentences = ["inputs of layers are not rounded; the folder has scales to round them"] if left else []
     return PackedWeights.of(weights, sentences, left)

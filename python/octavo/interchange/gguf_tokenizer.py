@@ -229,7 +229,7 @@ def _around(metadata: Mapping[str, Any], tokens: Sequence[str], *, begins: bool,
 
 
 def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _words(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.interchange.compressed_tensors_config import WeightScheme
+from octavo.interchange.e4m3_weight import CODES, E4m3Weight
 from octavo.interchange.packing_settings import text
 from octavo.interchange.stored_weights import FLOATS, WEIGHT, LayerWeight, PackedLayer, PackedWeights, StoredFolder
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from octavo.interchange.compressed_tensors_weights import CompressedWeight
     from octavo.tensors.packed_tensor import PackedTensor
 
 SCALE, FACTOR = "weight_scale", "weight_scale_2"
@@ -37,7 +37,7 @@ class ModeloptNvfp4(LayerWeight):
         layer.require(WEIGHT, SCALE, FACTOR)
         if width % 8:
             raise layer.error(WEIGHT, f"{2 * width} columns; of NVFP4 they are a multiple of 16")
-        layer.check(SCALE, ("float8_e4m3fn",), (rows, width // 8))
+        layer.check(SCALE, (CODES,), (rows, width // 8))
         layer.check(FACTOR, FLOATS, (), (1,), (1, 1))
         return cls(layer, (rows, 2 * width), "modelopt NVFP4", "float32", folder.reader(layer))
 
@@ -55,15 +55,15 @@ class ModeloptNvfp4(LayerWeight):
 
 
 @dataclass(frozen=True)
-class ModeloptFp8(LayerWeight):
-    """A weight of E4M3 with a float scale of the tensor, or one of each row (``by_rows``)."""
+class ModeloptFp8(E4m3Weight):
+    """A weight of E4M3 with a float scale of the tensor, or one of each row."""
 
-    by_rows: bool
+    scale_part = SCALE
 
     @classmethod
     def of(cls, folder: StoredFolder, layer: PackedLayer) -> ModeloptFp8:
         """Compare the tensors of a layer. Raises ContainerError."""
-        rows, columns = layer.matrix(WEIGHT, "float8_e4m3fn")
+        rows, columns = layer.matrix(WEIGHT, CODES)
         layer.require(WEIGHT, SCALE)
         if FACTOR in layer.parts:
             raise layer.error(FACTOR, "beside codes of E4M3, which have one scale alone")
@@ -71,39 +71,15 @@ class ModeloptFp8(LayerWeight):
         by_rows = tuple(layer.parts[SCALE].shape) not in ((), (1,), (1, 1))
         kind = f"modelopt FP8 ({'rows' if by_rows else 'one scale'})"
         dtype = layer.parts[SCALE].dtype
-        return cls(layer, (rows, columns), kind, dtype, folder.reader(layer), by_rows)
+        scheme = WeightScheme(8, "float", True, "channel" if by_rows else "tensor")
+        return cls(layer, (rows, columns), kind, dtype, folder.reader(layer), scheme)
 
-    def held(self, dtype: torch.dtype) -> PackedTensor:
-        """Return the weight where scales are 1 or powers of two. Raises NotHeldError."""
-        from octavo.interchange.stored_weights import NotHeldError
-
-        carried = self._floats().carry(dtype)
-        if isinstance(carried, str):
-            raise NotHeldError(carried)
-        return carried
-
-    def decode(self) -> Tensor:
-        """Return the values in the dtype of the scales."""
-        return self._floats().decode()
-
-    def _floats(self) -> CompressedWeight:
-        """Return the weight as compressed-tensors has such: its ``float-quantized``."""
-        from octavo.interchange import compressed_tensors_layout as layouts
-        from octavo.interchange.compressed_tensors_weights import CompressedWeight
-
-        scheme = WeightScheme(8, "float", True, "channel" if self.by_rows else "tensor")
-        rows, columns = self.shape
-        layer = self.layer
-        layout = layouts.Layout(layer.name, layouts.FLOATS, (rows, columns), layer.parts, layer.folder, scheme)
-
-        def read(part: str) -> Tensor:
-            tensor = self.read(part)
-            return tensor.reshape((-1, 1) if self.by_rows else (1,)) if part == SCALE else tensor
-
-        return CompressedWeight(layout, read)
+    def scales(self) -> Tensor:
+        """Return the scales as a column, or one."""
+        return self.read(SCALE).reshape((-1, 1) if self.scheme.strategy == "channel" else (1,))
 
 
-_CODES: dict[str, type[ModeloptNvfp4 | ModeloptFp8]] = {"uint8": ModeloptNvfp4, "float8_e4m3fn": ModeloptFp8}
+_CODES: dict[str, type[ModeloptNvfp4 | ModeloptFp8]] = {"uint8": ModeloptNvfp4, CODES: ModeloptFp8}
 
 
 def weights_of(folder: StoredFolder) -> PackedWeights:
