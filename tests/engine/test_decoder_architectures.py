@@ -87,6 +87,23 @@ def test_packed_folders_give_the_scores_of_the_packed_model(tmp_path, name):
     assert (torch.log_softmax(scores, -1) - log_probs(packed, ids)).abs().max() < CLOSE
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen3 moe", "gpt oss"])
+def test_chosen_experts_have_the_same_bits_on_any_number_of_threads(tmp_path, name):
+    """Where each thread gets as many experts, they are shared out; else all threads work on each."""
+    packed = octavo.pack_model(octavo.quantize_model(decoder_model(name), PACKED, progress=False))
+    octavo.save_model(packed, tmp_path / "m")
+    decoder, found = TextGenerator.load(tmp_path / "m"), {}
+    before = octavo._core.num_threads()
+    try:
+        for threads in (1, 2, 3, 5):
+            octavo._core.set_num_threads(threads)
+            rows = decoded(decoder, [ids_of(9)], 30)
+            found[threads] = rows, decoder.scores(ids_of(9)[:1]).tobytes(), decoder.scores(ids_of(9)).tobytes()
+    finally:
+        octavo._core.set_num_threads(before)
+    assert all(one == found[1] for one in found.values())
+
+
 def test_every_architecture_has_three_configurations():
     for stem in ARCHITECTURES:
         assert sum(values[0] == stem for values in CASES.values()) >= 3, stem
